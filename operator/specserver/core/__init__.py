@@ -1,0 +1,1 @@
+"""Decisions. Pure: no I/O, no clock, no kopf, no Kubernetes client; time is always an argument."""
