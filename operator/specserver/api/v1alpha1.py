@@ -1,7 +1,7 @@
 """`SpeculativeServer` v1alpha1: frozen pydantic types. `crds/` is generated from them (`api/crd.py`).
 
 Only fields whose machinery works are here; a field that the operator would ignore is refused by the API server instead.
-Every rule that one field or a few siblings can break is CEL, so that `kubectl apply` says so; see `crd.py`.
+Every rule that one field or a few siblings can break is CEL (`api/rules.py`), so that `kubectl apply` says so.
 """
 
 from __future__ import annotations
@@ -14,17 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from specserver.api import quantities
 
-NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""DNS-1035 label: the resource's name becomes the name of a Service."""
-
 Duration = Annotated[str, StringConstraints(pattern=quantities.DURATION_PATTERN, max_length=32)]
-
-
-class Rule:
-    """A CEL rule of the schema node it is attached to (`x-kubernetes-validations`)."""
-
-    def __init__(self, rule: str, message: str, field_path: str | None = None) -> None:
-        self.rule, self.message, self.field_path = rule, message, field_path
 
 
 class Node(BaseModel):
@@ -268,8 +258,10 @@ class ScalingRules(Node):
     policies: tuple[ScalingPolicy, ...] | None = Field(
         None, max_length=16, description="Limits on the speed. Default: as in the HPA."
     )
-    tolerance: str | int | float | None = Field(
-        None, description="Relative deviation from the target that is left alone. Default: 0.1, as in the HPA."
+    tolerance: str | int | None = Field(
+        None,
+        description="Relative deviation from the target that is left alone, as a quantity, for example \"0.05\". Default:"
+        " 0.1, as in the HPA.",
     )
 
 
@@ -333,7 +325,7 @@ class Spec(Node):
     """What the user wants."""
 
     model: Model = Field(description="The language model to serve.")
-    speculation: Speculation = Field(default_factory=Speculation, description="How the server speculates.")
+    speculation: Speculation = Field(description="How the server speculates.")
     engine: Engine = Field(description="The SGLang process in each pod.")
     template: PodTemplateOverlay | None = Field(None, description="Overlay on the built pod template.")
     replicas: int | None = Field(
@@ -342,6 +334,113 @@ class Spec(Node):
     scaling: Scaling | None = Field(None, description="Replicas by load, instead of `replicas`.")
     metrics: Metrics = Field(default_factory=Metrics, description="Where the load comes from.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
+
+
+# ---- status -----------------------------------------------------------------------------------------------------------
+
+_TIME: dict[str, Any] = {"format": "date-time"}
+
+
+class BoundsStatus(Node):
+    """The bounds that engines report, where they all report the same."""
+
+    disable_above: int = Field(description="Running requests above which engines decode plainly.")
+    enable_below: int = Field(description="Running requests below which engines speculate.")
+
+
+class SpeculationStatus(Node):
+    """What the engines themselves report, read back; never what was asked."""
+
+    desired_revision: int | None = Field(None, description="Revision of the policy that engines should have.")
+    replicas_applied: int | None = Field(None, description="Replicas whose every rank reports the desired revision.")
+    replicas_speculating: int | None = Field(None, description="Replicas whose present round has steps above 0.")
+    replicas_plain: int | None = Field(None, description="Replicas that decode plainly at present.")
+    steps: str | None = Field(None, description="Step counts in use now, for example `3`, `0` or `0,3`.")
+    accept_length: str | None = Field(
+        None, description="Accepted tokens per speculative round, mean over replicas, recent."
+    )
+    last_switch_time: str | None = Field(None, json_schema_extra=_TIME, description="Last change of an engine's steps.")
+    switches_last_hour: int | None = Field(None, description="Changes of steps in the last hour, over all replicas.")
+    bounds: BoundsStatus | None = Field(None, description="Bounds in force, where all replicas agree.")
+
+
+class LoadStatus(Node):
+    """The load, rounded so that idle noise writes nothing."""
+
+    running: int | None = Field(None, description="Requests being decoded, over all replicas.")
+    queued: int | None = Field(None, description="Requests waiting, over all replicas.")
+    token_usage: str | None = Field(None, description="Fraction of KV-cache tokens in use, mean over replicas.")
+    tokens_per_second: int | None = Field(None, description="Tokens generated a second, over all replicas.")
+    observed_at: str | None = Field(None, json_schema_extra=_TIME, description="When the load last changed.")
+
+
+class ScaleEvent(Node):
+    """One change of the replicas."""
+
+    time: str = Field(json_schema_extra=_TIME, description="When.")
+    from_: int = Field(alias="from", description="Replicas before.")
+    to: int = Field(description="Replicas after.")
+    reason: str = Field(description="Why.")
+
+
+class ScalingStatus(Node):
+    """What scaling did and wants."""
+
+    desired_replicas: int | None = Field(None, description="Replicas that the load asks for, within all limits.")
+    last_scale_time: str | None = Field(None, json_schema_extra=_TIME, description="Last change of the replicas.")
+    history: tuple[ScaleEvent, ...] | None = Field(None, max_length=5, description="Last changes, newest first.")
+
+
+class RolloutStatus(Node):
+    """Where a rollout stands."""
+
+    revision: str | None = Field(None, description="Hash of the newest pod template.")
+    phase: Literal["Complete", "Progressing", "Stalled"] | None = Field(None, description="How far it is.")
+
+
+class FailureStatus(Node):
+    """The newest failure of a pod."""
+
+    pod: str = Field(description="Which pod.")
+    reason: str = Field(description="Kubernetes' reason, for example OOMKilled or ImagePullBackOff.")
+    message: str = Field(description="Last line of the log, or the kubelet's message.")
+    exit_code: int | None = Field(None, description="Exit code of the container.")
+    time: str | None = Field(None, json_schema_extra=_TIME, description="When.")
+
+
+class ConditionStatus(Node):
+    """metav1.Condition."""
+
+    type: str = Field(max_length=316, description="Kind of condition, in CamelCase.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: str = Field(max_length=1024, description="Cause, in CamelCase.")
+    message: str = Field(max_length=32768, description="Which pod, and what to do about it.")
+    observed_generation: int = Field(description="Generation of the resource that was looked at.")
+    last_transition_time: str = Field(json_schema_extra=_TIME, description="Last change of `status`.")
+
+
+class Status(Node):
+    """What the operator saw and did."""
+
+    observed_generation: int | None = Field(None, description="Generation of the resource that this status is about.")
+    replicas: int | None = Field(None, description="Pods that exist and are not terminating.")
+    ready_replicas: int | None = Field(None, description="Ready pods of the present revision.")
+    updated_replicas: int | None = Field(None, description="Pods of the present revision.")
+    available_replicas: int | None = Field(None, description="Ready pods of any revision that take traffic.")
+    unschedulable_replicas: int | None = Field(None, description="Pods that no node takes.")
+    selector: str | None = Field(None, description="Label selector of the pods, for the scale subresource.")
+    speculation: SpeculationStatus | None = Field(None, description="Speculation as the engines report it.")
+    load: LoadStatus | None = Field(None, description="The load as it was last read.")
+    scaling: ScalingStatus | None = Field(None, description="What scaling did and wants.")
+    rollout: RolloutStatus | None = Field(None, description="Where a rollout stands.")
+    last_failure: FailureStatus | None = Field(None, description="The newest failure of a pod.")
+    url: str | None = Field(None, description="Where the model is served inside the cluster.")
+    operator_version: str | None = Field(None, description="Version of the operator that wrote this.")
+    conditions: tuple[ConditionStatus, ...] | None = Field(
+        None,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        description="What is true of the server, and why.",
+    )
 
 
 class SpeculativeServer(Node):

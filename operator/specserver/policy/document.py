@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,6 +111,6 @@ def _ladder(value: object) -> tuple[int, ...]:
     whole = isinstance(value, list | tuple) and all(isinstance(k, int) and not isinstance(k, bool) for k in value)
     if not whole or not isinstance(value, list | tuple) or len(value) < 2 or value[0] != 0:
         raise PolicyInvalid("steps", f"must be a list of two or more step counts starting at 0, not {value!r}")
-    if any(later <= earlier for earlier, later in zip(value, value[1:], strict=False)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(value)):
         raise PolicyInvalid("steps", f"must rise strictly, not {value!r}")
     return tuple(value)
