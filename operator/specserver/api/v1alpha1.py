@@ -173,8 +173,8 @@ class Engine(Node):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="When to pull the image, as in a container. Default: Kubernetes' own rule."
     )
-    args: tuple[Annotated[str, StringConstraints(max_length=4096)], ...] = Field(
-        (), max_length=128,
+    args: tuple[Annotated[str, StringConstraints(max_length=2048)], ...] = Field(
+        (), max_length=64,
         description="Further arguments of `sglang.launch_server`, one list item per argument, passed byte for byte. Flags"
         " that have a field of their own here are refused.",
     )  # fmt: skip
