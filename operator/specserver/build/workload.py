@@ -1,0 +1,196 @@
+"""The Deployment that runs the engines, and the replica count that another field manager owns.
+
+The pod template is the costly part: a change of it replaces every pod, and each new pod loads a model for minutes. It holds
+only what a running engine can't take on otherwise, so policy bounds, the modes Auto, Always and Observe, replicas, scaling,
+metrics and the operator's version are not in it. `rollout.drainTimeout` is, since the kubelet takes the grace period from
+the pod alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from specserver.api import labels, quantities
+from specserver.api.v1alpha1 import Engine, SpeculativeServer
+from specserver.build.metadata import KubernetesObject, build_labels, build_metadata, build_selector
+from specserver.build.models import claim_mounts
+from specserver.build.overlay import apply_overlay
+from specserver.build.secret import admin_key_ref, api_key_ref
+from specserver.build.sglang import build_arguments
+
+LAUNCHER = ["python", "-m", "specserver.plugin.launcher"]
+"""Process 1 of the container. SGLang itself must not be: a crash at start-up would hang the pod for good."""
+
+STARTUP_PERIOD_SECONDS = 5
+READINESS_PERIOD_SECONDS = 2
+LIVENESS_PERIOD_SECONDS = 15
+PROBE_TIMEOUT_SECONDS = 5
+
+PRE_STOP_SECONDS = 10
+"""Time in which every Service endpoint learns that a pod goes, before it gets SIGTERM. An idle SGLang ends at once."""
+DRAIN_POLL_SECONDS = 5
+"""SGLang looks for SIGTERM this often."""
+SCHEDULER_STOP_SECONDS = 15
+"""SGLang gives its schedulers this long to end."""
+STOP_MARGIN_SECONDS = 10
+
+ROLLOUT_MARGIN_SECONDS = 60
+"""Scheduling and image pull, on top of the old pod's end and the new pod's load."""
+REVISION_HISTORY_LIMIT = 3
+
+
+def build_workload(server: SpeculativeServer) -> KubernetesObject:
+    """Deployment `<name>`, without `replicas`. OverlayInvalid where `spec.template` can't be merged."""
+    rollout = server.spec.rollout
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": build_metadata(server, server.name),
+        "spec": {
+            "selector": {"matchLabels": build_selector(server)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
+            },
+            "progressDeadlineSeconds": _progress_deadline_seconds(server),
+            "revisionHistoryLimit": REVISION_HISTORY_LIMIT,
+            "template": apply_overlay(_build_pod_template(server), server.spec.template),
+        },
+    }
+
+
+def build_replicas(server: SpeculativeServer, replicas: int) -> KubernetesObject:
+    """The part of the Deployment that the field manager of the replicas applies: the count and nothing else."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": server.name, "namespace": server.namespace},
+        "spec": {"replicas": replicas},
+    }
+
+
+def _progress_deadline_seconds(server: SpeculativeServer) -> int:
+    """Never shorter than one pod's replacement, or Kubernetes would call a healthy slow load a failed rollout."""
+    replacement = (
+        _grace_period_seconds(server)
+        + quantities.seconds(server.spec.engine.load_deadline)
+        + ROLLOUT_MARGIN_SECONDS
+    )
+    return math.ceil(max(quantities.seconds(server.spec.rollout.progress_deadline), replacement))
+
+
+def _grace_period_seconds(server: SpeculativeServer) -> int:
+    """SGLang finishes its requests after SIGTERM and sets itself no limit; the kubelet's SIGKILL is the only one."""
+    drain = math.ceil(quantities.seconds(server.spec.rollout.drain_timeout))
+    return PRE_STOP_SECONDS + drain + DRAIN_POLL_SECONDS + SCHEDULER_STOP_SECONDS + STOP_MARGIN_SECONDS
+
+
+def _build_pod_template(server: SpeculativeServer) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": {**build_labels(server), labels.SERVING: labels.SERVING_VALUE}},
+        "spec": {
+            # Kubernetes would otherwise set SGLANG_PORT=tcp://… for a Service named `sglang`, and SGLang reads that name.
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": _grace_period_seconds(server),
+            # Not runAsNonRoot: SGLang's public images run as root. An overlay can set it for an image that doesn't need it.
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [_build_engine_container(server)],
+            "volumes": _build_volumes(server),
+        },
+    }
+
+
+def _build_engine_container(server: SpeculativeServer) -> dict[str, Any]:
+    engine = server.spec.engine
+    pull_policy = {"imagePullPolicy": engine.image_pull_policy} if engine.image_pull_policy else {}
+    return {
+        "name": labels.ENGINE_CONTAINER,
+        "image": engine.image,
+        **pull_policy,
+        "command": list(LAUNCHER),
+        "args": build_arguments(server),
+        "env": _build_environment(server),
+        "ports": [{"name": labels.PORT_NAME, "containerPort": engine.port, "protocol": "TCP"}],
+        "resources": _build_resources(engine),
+        "volumeMounts": _build_volume_mounts(server),
+        **_build_probes(engine),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        # The end of the log becomes the pod's termination message: what a failed load says reaches the condition.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _build_resources(engine: Engine) -> dict[str, dict[str, str]]:
+    """Amounts as strings, which is how the API server gives them back."""
+    kinds = {"limits": engine.resources.limits, "requests": engine.resources.requests}
+    return {kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in kinds.items() if amounts}
+
+
+def _build_environment(server: SpeculativeServer) -> list[dict[str, Any]]:
+    """Ours and the user's by name; an entry of the user's replaces one of ours whole, never field by field."""
+    secrets = {labels.ENV_ADMIN_KEY: admin_key_ref(server), labels.ENV_API_KEY: api_key_ref(server)}
+    if server.spec.model.token_secret_ref is not None:
+        secrets["HF_TOKEN"] = server.spec.model.token_secret_ref
+    values = {
+        labels.ENV_POLICY_FILE: f"{labels.POLICY_DIRECTORY}/{labels.POLICY_FILE}",
+        # Makes /health a look at a flag. Otherwise each probe generates a token, and a long prefill fails it.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    }
+    variables: dict[str, dict[str, Any]] = {
+        **{
+            name: {"name": name, "valueFrom": {"secretKeyRef": {"name": ref.name, "key": ref.key}}}
+            for name, ref in secrets.items()
+        },
+        **{name: {"name": name, "value": value} for name, value in values.items()},
+        **{one.name: one.model_dump(by_alias=True, exclude_none=True) for one in server.spec.engine.env},
+    }
+    return list(variables.values())
+
+
+def _build_probes(engine: Engine) -> dict[str, Any]:
+    """/ready and /health are looks at flags inside SGLang and need no key. A forward that hangs is the watchdog's matter."""
+    load_seconds = quantities.seconds(engine.load_deadline)
+    return {
+        "startupProbe": _build_probe(
+            "/ready", STARTUP_PERIOD_SECONDS, failures=max(1, math.ceil(load_seconds / STARTUP_PERIOD_SECONDS))
+        ),
+        "readinessProbe": _build_probe("/ready", READINESS_PERIOD_SECONDS, failures=3),
+        "livenessProbe": _build_probe("/health", LIVENESS_PERIOD_SECONDS, failures=3),
+    }
+
+
+def _build_probe(path: str, period_seconds: int, *, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": labels.PORT_NAME},
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": PROBE_TIMEOUT_SECONDS,
+        "failureThreshold": failures,
+    }
+
+
+def _build_volume_mounts(server: SpeculativeServer) -> list[dict[str, Any]]:
+    return [
+        {"name": labels.POLICY_VOLUME, "mountPath": labels.POLICY_DIRECTORY, "readOnly": True},
+        {"name": labels.SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
+        *(
+            {"name": mount.volume, "mountPath": mount.directory, "readOnly": True}
+            for mount in claim_mounts(server)
+        ),
+    ]
+
+
+def _build_volumes(server: SpeculativeServer) -> list[dict[str, Any]]:
+    return [
+        {"name": labels.POLICY_VOLUME, "configMap": {"name": labels.policy_config_map_name(server.name)}},
+        {
+            "name": labels.SHARED_MEMORY_VOLUME,
+            "emptyDir": {"medium": "Memory", "sizeLimit": server.spec.engine.shared_memory},
+        },
+        *(
+            {"name": mount.volume, "persistentVolumeClaim": {"claimName": mount.claim, "readOnly": True}}
+            for mount in claim_mounts(server)
+        ),
+    ]
