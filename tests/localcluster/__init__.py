@@ -1,0 +1,11 @@
+"""A Kubernetes cluster on this machine, for the tests, the demo and anybody's experiments.
+
+    with start_apiserver(directory) as api: ...    etcd + kube-apiserver, no root, seconds
+    node = node_up()                               everything: kubelet, containers, DNS, a registry; root on Linux
+"""
+
+from tests.localcluster.apiserver import ApiServer, start_apiserver
+from tests.localcluster.base import LocalCluster
+from tests.localcluster.errors import ClusterError
+
+__all__ = ["ApiServer", "ClusterError", "LocalCluster", "start_apiserver"]
