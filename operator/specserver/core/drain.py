@@ -1,0 +1,235 @@
+"""Which replica goes, and when: one at a time, and only once it has finished its requests.
+
+A Deployment that is told "one replica fewer" lets the ReplicaSet choose the pod: one that isn't ready, else the one with the
+lowest deletion cost. So the victim is chosen and marked first, and `replicas` is lowered last:
+
+    choose   what doesn't serve yet goes first, then the replica with the fewest requests
+    mark     out of the Service (the label `serving` goes), lowest deletion cost, the time in `draining-since`: one patch
+    settle   5 s, in which endpoints everywhere forget it
+    watch    running + queued = 0 in two different samples, or the drain timeout. Unreachable counts as busy: a replica that
+             can't be asked may well be decoding, and the timeout bounds the doubt
+    release  replicas - 1; the ReplicaSet removes the marked pod
+
+Everything is on the pods, nothing in the operator: after a crash at any point the next look goes on from there. When the
+load comes back in between, or becomes unknown, the marked replica returns to service.
+
+Between the lowering and the pod's end there are more live pods than `replicas`. Each such pod is one that the ReplicaSet is
+about to remove, so it explains one mark: that is how a mark whose drain is over is not taken for a second removal, and how
+a marked pod that survived (the ReplicaSet prefers one that isn't ready) is found and returned to service. A rollout's surge
+looks the same; then a marked pod stays out of service until the rollout removes a pod, and the wanted number still serves.
+
+While pods of two templates live, nothing is drained: a Deployment in mid-rollout spreads a change of `replicas` over its
+ReplicaSets, and the one that loses a pod need not be the victim's.
+
+Rejected: deletion costs kept up to date with the load. They would be a write per replica and sample, would be old at the
+moment that counts, and would still take the busy with the idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specserver.core.observed import Load, LoadUnknown, Pod, PodLoad
+
+LOWEST_DELETION_COST = -2147483647
+"""Value of `controller.kubernetes.io/pod-deletion-cost` on a marked pod."""
+SETTLE_SECONDS = 5.0
+"""Time after the marking in which requests may still arrive by way of old endpoints."""
+POLL_SECONDS = 2.0
+"""How soon to look again at a replica that is being drained, or that should be gone."""
+SAMPLE_GAP_SECONDS = 1.0
+"""Least distance between two idle samples: annotations hold whole seconds, so less could be the same sample twice."""
+
+
+@dataclass(frozen=True)
+class MarkDraining:
+    """Take the pod out of the Service, give it the lowest deletion cost and note `since`: one patch."""
+
+    pod: Pod
+    since: float
+
+
+@dataclass(frozen=True)
+class NoteIdle:
+    """Write down that the sample of `at` found the draining pod idle."""
+
+    pod: Pod
+    at: float
+
+
+@dataclass(frozen=True)
+class ClearIdle:
+    """Remove the note of an idle sample: the pod is busy again, or can't be asked."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True)
+class ReturnToService:
+    """Undo MarkDraining: label back, deletion cost and all notes of the drain away: one patch."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True)
+class ReleaseReplica:
+    """Lower `replicas` to `to`, one less than now. `reason` is the sentence for the Event and the line in the history."""
+
+    to: int
+    reason: str
+
+
+Action = MarkDraining | NoteIdle | ClearIdle | ReturnToService | ReleaseReplica
+
+
+@dataclass(frozen=True)
+class DrainPlan:
+    """What to do now, in this order, and when to look again; None where nothing is under way.
+
+    `message` says what is under way, without figures that change at every look; empty where nothing is.
+    """
+
+    actions: tuple[Action, ...] = ()
+    requeue_after_seconds: float | None = None
+    message: str = ""
+
+
+def plan_drain(
+    *,
+    pods: Sequence[Pod],
+    load: Load | LoadUnknown,
+    desired_replicas: int,
+    current_replicas: int,
+    drain_timeout_seconds: float,
+    now: float,
+) -> DrainPlan:
+    """The next step from `current_replicas` (the Deployment's spec) down to `desired_replicas`, or back out of a drain.
+
+    Raising `replicas` needs no plan: the caller writes `desired_replicas` after the actions. A fixed `spec.replicas` that
+    the user lowered goes through here too.
+    """
+    live = [pod for pod in pods if _lives(pod)]
+    marked = sorted((pod for pod in live if pod.draining_since is not None), key=_removal_order)
+    leaving = max(0, len(live) - current_replicas)
+    pending = marked[leaving:]
+    rolling = len({pod.template_hash for pod in live}) > 1
+
+    # 1. No fewer replicas wanted, or not now: what is marked and won't be removed serves again.
+    if desired_replicas >= current_replicas or rolling:
+        message = "waiting for the rollout before removing a replica" if rolling and desired_replicas < current_replicas else ""
+        return DrainPlan(_return(pending), POLL_SECONDS if marked[:leaving] else None, message)
+
+    # 2. A replica was released and its pod is still here: one at a time.
+    if leaving:
+        return DrainPlan(_return(pending), POLL_SECONDS, "waiting for the removal of a drained replica")
+
+    # 3. More replicas than pods: what doesn't exist needs no drain.
+    if len(live) < current_replicas:
+        return _release(current_replicas, "a replica had no pod")
+
+    # 4. Nothing marked: choose.
+    if not pending:
+        victim = min(live, key=lambda pod: _victim_order(pod, load))
+        mark = MarkDraining(victim, now)
+        if not victim.started:
+            return _release(current_replicas, f"pod {victim.name} had not started", mark)
+        return DrainPlan((mark,), SETTLE_SECONDS, f"draining pod {victim.name}")
+
+    # 5. One at a time, and never at the price of the wanted capacity: another replica failed in the meantime, so that one goes.
+    victim, *others = sorted(pending, key=lambda pod: (pod.draining_since or 0.0, pod.name))
+    serving = sum(pod.ready and pod.serving and pod.draining_since is None for pod in live)
+    if victim.ready and serving < desired_replicas:
+        return DrainPlan(_return(pending), POLL_SECONDS, f"pod {victim.name} is needed while another isn't ready")
+    step = _watch(victim, load, current_replicas, drain_timeout_seconds, now)
+    return DrainPlan((*_return(others), *step.actions), step.requeue_after_seconds, step.message)
+
+
+def count_drains(pods: Sequence[Pod], current_replicas: int) -> int:
+    """Replicas that are marked to go and still counted in `current_replicas`."""
+    live = [pod for pod in pods if _lives(pod)]
+    marked = sum(pod.draining_since is not None for pod in live)
+    return max(0, marked - max(0, len(live) - current_replicas))
+
+
+def _watch(victim: Pod, load: Load | LoadUnknown, current: int, drain_timeout_seconds: float, now: float) -> DrainPlan:
+    since = victim.draining_since
+    assert since is not None
+    message = f"draining pod {victim.name}"
+
+    # 1. The clock went back: without this the drain would wait for the old time to come round again.
+    if since > now + SETTLE_SECONDS:
+        return DrainPlan(_mark_again(victim, now), SETTLE_SECONDS, message)
+
+    # 2. Nothing to wait for, or waited long enough. Somebody may have undone the marks by hand.
+    intact = not victim.serving and victim.deletion_cost == LOWEST_DELETION_COST
+    again = () if intact else _mark_again(victim, since)
+    if not victim.started:
+        return _release(current, f"pod {victim.name} had not started", *again)
+    settled = since + SETTLE_SECONDS
+    deadline = max(since + drain_timeout_seconds, settled)
+    if now >= deadline:
+        return _release(current, f"pod {victim.name} was not seen idle within {drain_timeout_seconds:g} s", *again)
+    if again:
+        return DrainPlan(again, min(SETTLE_SECONDS, deadline - now), message)
+    if now < settled:
+        return DrainPlan((), settled - now, message)
+
+    # 3. Idle twice in a row?
+    wait = min(POLL_SECONDS, deadline - now)
+    noted = victim.drained_idle_since
+    sample = load.of(victim.name) if isinstance(load, Load) else None
+    if sample is None or _requests(sample) > 0:
+        return DrainPlan((ClearIdle(victim),) if noted is not None else (), wait, message)
+    if sample.observed_at < settled:
+        return DrainPlan((), wait, message)
+    if noted is None:
+        return DrainPlan((NoteIdle(victim, sample.observed_at),), wait, message)
+    if sample.observed_at - noted >= SAMPLE_GAP_SECONDS:
+        return _release(current, f"pod {victim.name} finished its requests")
+    return DrainPlan((), wait, message)
+
+
+def _mark_again(victim: Pod, since: float) -> tuple[Action, ...]:
+    clear = (ClearIdle(victim),) if victim.drained_idle_since is not None else ()
+    return (MarkDraining(victim, since), *clear)
+
+
+def _release(current_replicas: int, reason: str, *before: Action) -> DrainPlan:
+    release = ReleaseReplica(current_replicas - 1, reason)
+    return DrainPlan((*before, release), POLL_SECONDS, "waiting for the removal of a drained replica")
+
+
+def _return(pods: Sequence[Pod]) -> tuple[Action, ...]:
+    return tuple(ReturnToService(pod) for pod in pods)
+
+
+def _lives(pod: Pod) -> bool:
+    """Counted by its ReplicaSet. Terminating and finished pods are not: they have been replaced, or let go, already."""
+    return not pod.terminating and pod.phase not in ("Succeeded", "Failed")
+
+
+def _removal_order(pod: Pod) -> tuple[bool, bool, bool, float, str]:
+    """The order in which a ReplicaSet removes pods of equal deletion cost."""
+    return (pod.scheduled, pod.phase != "Pending", pod.ready, -pod.created_at, pod.name)
+
+
+def _victim_order(pod: Pod, load: Load | LoadUnknown) -> tuple[int, float, float, str]:
+    """Least first: not placed, not started, not ready, not in the Service; then by load, where unknown is the greatest."""
+    sample = load.of(pod.name) if isinstance(load, Load) else None
+    if not pod.scheduled or pod.phase == "Pending":
+        rank = 0
+    elif not pod.started:
+        rank = 1
+    elif not pod.ready:
+        rank = 2
+    elif not pod.serving:
+        rank = 3
+    else:
+        rank = 4
+    return (rank, math.inf if sample is None else _requests(sample), -pod.created_at, pod.name)
+
+
+def _requests(sample: PodLoad) -> float:
+    return sample.running + sample.queued
