@@ -184,9 +184,7 @@ def render_crd() -> str:
             return True
 
     header = "# Generated from operator/specserver/api by `make generate`. Do not edit.\n"
-    return header + str(
-        yaml.dump(build_crd(), Dumper=WithoutAliases, sort_keys=False, width=120, allow_unicode=True)
-    )
+    return header + str(yaml.dump(build_crd(), Dumper=WithoutAliases, sort_keys=False, width=120, allow_unicode=True))
 
 
 if __name__ == "__main__":

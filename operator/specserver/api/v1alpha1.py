@@ -58,9 +58,7 @@ class Model(Node):
 class DraftModel(Node):
     """The draft model that proposes tokens."""
 
-    uri: str = Field(
-        pattern=MODEL_URI_PATTERN, max_length=1024, description="Where the draft's weights are; as `model.uri`."
-    )
+    uri: str = Field(pattern=MODEL_URI_PATTERN, max_length=1024, description="Where the draft's weights are; as `model.uri`.")
     revision: str | None = Field(
         None, min_length=1, max_length=255, description="Branch, tag or commit of an `hf://` draft model."
     )
@@ -130,9 +128,7 @@ class EnvVar(Node):
 
     name: str = Field(min_length=1, max_length=255, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name.")
     value: str | None = Field(None, max_length=32768, description="Literal value.")
-    value_from: dict[str, Any] | None = Field(
-        None, description="Source of the value, as in a container's `env[].valueFrom`."
-    )
+    value_from: dict[str, Any] | None = Field(None, description="Source of the value, as in a container's `env[].valueFrom`.")
 
 
 class Parallelism(Node):
@@ -142,9 +138,7 @@ class Parallelism(Node):
     pipeline: int = Field(
         1, ge=1, le=64, description="Pipeline stages. Default: 1. With more the plugin is not armed, and says so."
     )
-    data: int = Field(
-        1, ge=1, le=64, description="Data-parallel copies inside one replica. Default: 1."
-    )
+    data: int = Field(1, ge=1, le=64, description="Data-parallel copies inside one replica. Default: 1.")
 
 
 class Resources(Node):
@@ -260,7 +254,7 @@ class ScalingRules(Node):
     )
     tolerance: str | int | None = Field(
         None,
-        description="Relative deviation from the target that is left alone, as a quantity, for example \"0.05\". Default:"
+        description='Relative deviation from the target that is left alone, as a quantity, for example "0.05". Default:'
         " 0.1, as in the HPA.",
     )
 
@@ -301,9 +295,7 @@ class Metrics(Node):
         None, description="Ask this Prometheus. Default: the operator reads each pod's /metrics itself."
     )
     interval: Duration = Field("15s", description="How often the load is read, as a duration. Default: 15s.")
-    staleness: Duration = Field(
-        "60s", description="Age at which a sample counts as unknown, as a duration. Default: 60s."
-    )
+    staleness: Duration = Field("60s", description="Age at which a sample counts as unknown, as a duration. Default: 60s.")
 
 
 class Rollout(Node):
@@ -328,9 +320,7 @@ class Spec(Node):
     speculation: Speculation = Field(description="How the server speculates.")
     engine: Engine = Field(description="The SGLang process in each pod.")
     template: PodTemplateOverlay | None = Field(None, description="Overlay on the built pod template.")
-    replicas: int | None = Field(
-        None, ge=0, le=10_000, description="Number of replicas. Default: 1, unless `scaling` is there."
-    )
+    replicas: int | None = Field(None, ge=0, le=10_000, description="Number of replicas. Default: 1, unless `scaling` is there.")
     scaling: Scaling | None = Field(None, description="Replicas by load, instead of `replicas`.")
     metrics: Metrics = Field(default_factory=Metrics, description="Where the load comes from.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
@@ -356,9 +346,7 @@ class SpeculationStatus(Node):
     replicas_speculating: int | None = Field(None, description="Replicas whose present round has steps above 0.")
     replicas_plain: int | None = Field(None, description="Replicas that decode plainly at present.")
     steps: str | None = Field(None, description="Step counts in use now, for example `3`, `0` or `0,3`.")
-    accept_length: str | None = Field(
-        None, description="Accepted tokens per speculative round, mean over replicas, recent."
-    )
+    accept_length: str | None = Field(None, description="Accepted tokens per speculative round, mean over replicas, recent.")
     last_switch_time: str | None = Field(None, json_schema_extra=_TIME, description="Last change of an engine's steps.")
     switches_last_hour: int | None = Field(None, description="Changes of steps in the last hour, over all replicas.")
     bounds: BoundsStatus | None = Field(None, description="Bounds in force, where all replicas agree.")

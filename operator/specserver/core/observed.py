@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# ---- load -------------------------------------------------------------------------------------------------------------
+# ---- load ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,8 @@ class ContainerFailure:
     exit_code: int | None
     restarts: int
     at: float | None
+    ran_seconds: float | None = None
+    """How long the container ran before it ended; None where it never did."""
 
 
 @dataclass(frozen=True)

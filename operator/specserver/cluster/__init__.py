@@ -1,0 +1,1 @@
+"""The only place that talks to Kubernetes: observe, apply (server-side), events."""

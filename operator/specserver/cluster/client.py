@@ -1,0 +1,156 @@
+"""A thin client over `kubernetes.aio`: plain dicts in and out, a static table of kinds, an error per intent.
+
+Rejected: typed models (they drop fields that they don't know) and the dynamic client's discovery (four requests and a cache
+file for eight kinds whose paths never change).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, ApiException, Configuration
+
+from specserver.api import labels
+from specserver.cluster.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
+
+Body = dict[str, Any]
+
+_PREFIXES = {
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "ReplicaSet": ("/apis/apps/v1", "replicasets"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "Pod": ("/api/v1", "pods"),
+    "Service": ("/api/v1", "services"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Secret": ("/api/v1", "secrets"),
+    "Event": ("/api/v1", "events"),
+    labels.KIND: (f"/apis/{labels.API_VERSION}", labels.PLURAL),
+}
+_REQUEST_TIMEOUT_SECONDS = 30.0
+
+
+class Cluster(Protocol):
+    """What the rest of the package needs of an API server."""
+
+    async def get(self, kind: str, namespace: str, name: str) -> Body: ...
+    async def list_all(self, kind: str, namespace: str, *, label_selector: str = "") -> list[Body]: ...
+    async def create(self, body: Body) -> Body: ...
+    async def apply(self, body: Body, *, field_manager: str) -> Body: ...
+    async def patch(self, kind: str, namespace: str, name: str, body: Body, *, field_manager: str) -> Body: ...
+    async def patch_status(self, kind: str, namespace: str, name: str, body: Body, *, field_manager: str) -> Body: ...
+
+
+class KubernetesCluster:
+    """`Cluster` over HTTP. Open it with `connect`, close it with `close`."""
+
+    def __init__(self, api_client: ApiClient, *, on_request: Callable[[str, str, int], None] | None = None) -> None:
+        self._api_client = api_client
+        self._on_request = on_request or (lambda _verb, _kind, _status: None)
+
+    @classmethod
+    async def connect(cls, *, on_request: Callable[[str, str, int], None] | None = None) -> KubernetesCluster:
+        """With the pod's service account inside a cluster, with the kubeconfig outside."""
+        configuration = Configuration()
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException:
+            await config.load_kube_config(client_configuration=configuration)
+        return cls(ApiClient(configuration=configuration), on_request=on_request)
+
+    async def close(self) -> None:
+        await self._api_client.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Body:
+        return await self._request("get", kind, _path(kind, namespace, name))
+
+    async def list_all(self, kind: str, namespace: str, *, label_selector: str = "") -> list[Body]:
+        query = [("labelSelector", label_selector)] if label_selector else []
+        answer = await self._request("list", kind, _path(kind, namespace), query=query)
+        items: list[Body] = answer["items"]
+        return items
+
+    async def create(self, body: Body) -> Body:
+        return await self._request("create", body["kind"], _path(body["kind"], body["metadata"]["namespace"]), body=body)
+
+    async def apply(self, body: Body, *, field_manager: str) -> Body:
+        """Server-side apply. Conflicts are forced: a field that we own is ours."""
+        path = _path(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
+        query = [("fieldManager", field_manager), ("force", "true")]
+        return await self._request(
+            "apply", body["kind"], path, body=body, query=query, content_type="application/apply-patch+yaml"
+        )
+
+    async def patch(self, kind: str, namespace: str, name: str, body: Body, *, field_manager: str) -> Body:
+        """Merge patch (RFC 7386): null removes."""
+        return await self._merge_patch(kind, _path(kind, namespace, name), body, field_manager)
+
+    async def patch_status(self, kind: str, namespace: str, name: str, body: Body, *, field_manager: str) -> Body:
+        return await self._merge_patch(kind, _path(kind, namespace, name) + "/status", body, field_manager)
+
+    async def _merge_patch(self, kind: str, path: str, body: Body, field_manager: str) -> Body:
+        query = [("fieldManager", field_manager)]
+        return await self._request("patch", kind, path, body=body, query=query, content_type="application/merge-patch+json")
+
+    async def _request(
+        self,
+        verb: str,
+        kind: str,
+        path: str,
+        *,
+        body: Body | None = None,
+        query: list[tuple[str, str]] | None = None,
+        content_type: str = "application/json",
+    ) -> Body:
+        method = {"get": "GET", "list": "GET", "create": "POST", "apply": "PATCH", "patch": "PATCH"}[verb]
+        status = 0
+        try:
+            request = await self._api_client.param_serialize(
+                method,
+                path,
+                query_params=query or [],
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            response = await self._api_client.call_api(*request, _request_timeout=_REQUEST_TIMEOUT_SECONDS)
+            status = response.status
+            raw = await response.read()
+            if not 200 <= status <= 299:
+                raise _error(status, raw, response.headers, f"{verb} {kind} {path}")
+            answer: Body = json.loads(raw)
+            return answer
+        except ApiException as error:
+            status = error.status or 0
+            raise _error(status, error.body or b"", error.headers or {}, f"{verb} {kind} {path}") from error
+        except (TimeoutError, aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
+            raise Unavailable(f"{verb} {kind} {path}: {type(error).__name__} {error}".rstrip()) from error
+        finally:
+            self._on_request(verb, kind, status)
+
+
+def _path(kind: str, namespace: str, name: str = "") -> str:
+    prefix, plural = _PREFIXES[kind]
+    path = f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}"
+    return f"{path}/{quote(name, safe='')}" if name else path
+
+
+def _error(status: int, raw: bytes | str, headers: Mapping[str, str], request: str) -> ClusterError:
+    """The error for a refusal. 403 for a namespace that is going away is not the object's fault, hence not `Refused`."""
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
+    try:
+        message = str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"{request}: HTTP {status} {text[:200]}".rstrip()
+    if status == 404:
+        return NotFound(message, status=status)
+    if status == 409:
+        return Conflict(message, status=status)
+    if status in (400, 401, 403, 413, 422) and "because it is being terminated" not in message:
+        return Refused(message, status=status)
+    retry_after = headers.get("Retry-After", "")
+    return Unavailable(message, status=status, retry_after_seconds=float(retry_after) if retry_after.isdigit() else None)

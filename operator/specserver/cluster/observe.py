@@ -1,0 +1,141 @@
+"""Live GETs and LISTs turned into the values of `core/observed.py`. Caches of a watch are never trusted: after a gap in
+the watch an object that vanished would stay in them for good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specserver.api import labels
+from specserver.cluster.client import Body, Cluster
+from specserver.cluster.errors import NotFound
+from specserver.core.observed import ContainerFailure, Pod, Workload
+from specserver.core.times import epoch_seconds
+
+
+@dataclass(frozen=True)
+class ObservedObjects:
+    """The live objects of one server. `objects` holds those that we apply, by kind; what is not there is absent."""
+
+    objects: Mapping[str, Body]
+    workload: Workload | None
+    pods: tuple[Pod, ...]
+
+
+async def observe_objects(cluster: Cluster, namespace: str, names: Mapping[str, str], *, selector: str) -> ObservedObjects:
+    """Everything of one server in one round trip's time. `names` maps kind to object name."""
+    kinds = list(names)
+    live = await asyncio.gather(
+        *(_get_or_none(cluster, kind, namespace, names[kind]) for kind in kinds),
+        cluster.list_all("Pod", namespace, label_selector=selector),
+        cluster.list_all("ReplicaSet", namespace, label_selector=selector),
+    )
+    objects = {kind: body for kind, body in zip(kinds, live, strict=False) if isinstance(body, dict)}
+    pods, replica_sets = live[-2], live[-1]
+    assert isinstance(pods, list)
+    assert isinstance(replica_sets, list)
+    deployment = objects.get("Deployment")
+    workload = parse_workload(deployment, replica_sets) if deployment else None
+    return ObservedObjects(objects, workload, tuple(sorted((parse_pod(pod) for pod in pods), key=lambda pod: pod.name)))
+
+
+async def _get_or_none(cluster: Cluster, kind: str, namespace: str, name: str) -> Body | None:
+    try:
+        return await cluster.get(kind, namespace, name)
+    except NotFound:
+        return None
+
+
+def parse_workload(deployment: Body, replica_sets: Sequence[Body]) -> Workload:
+    """The Deployment, and which of its ReplicaSets is the newest (annotation `deployment.kubernetes.io/revision`)."""
+    metadata, spec, status = deployment["metadata"], deployment["spec"], deployment.get("status", {})
+    owned = [rs for rs in replica_sets if _is_owned_by(rs, metadata["uid"])]
+    revision = metadata.get("annotations", {}).get("deployment.kubernetes.io/revision")
+    newest = [rs for rs in owned if rs["metadata"].get("annotations", {}).get("deployment.kubernetes.io/revision") == revision]
+    conditions = tuple(status.get("conditions", []))
+    return Workload(
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        observed_generation=status.get("observedGeneration", 0),
+        spec_replicas=spec.get("replicas", 1),
+        replicas=status.get("replicas", 0),
+        ready_replicas=status.get("readyReplicas", 0),
+        updated_replicas=status.get("updatedReplicas", 0),
+        available_replicas=status.get("availableReplicas", 0),
+        current_template_hash=newest[0]["metadata"]["labels"].get("pod-template-hash") if newest else None,
+        progress_deadline_exceeded=any(
+            condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
+            for condition in conditions
+        ),
+        conditions=conditions,
+    )
+
+
+def _is_owned_by(body: Body, uid: str) -> bool:
+    return any(reference.get("uid") == uid for reference in body["metadata"].get("ownerReferences", []))
+
+
+def parse_pod(body: Body) -> Pod:
+    """A pod as decisions need it. Anything the kubelet has not said yet is false or None."""
+    metadata, status = body["metadata"], body.get("status", {})
+    pod_labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
+    conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
+    scheduled = conditions.get("PodScheduled", {})
+    engine: Mapping[str, Any] = next(
+        (one for one in status.get("containerStatuses", []) if one["name"] == labels.ENGINE_CONTAINER), {}
+    )
+    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    cost = annotations.get(labels.POD_DELETION_COST)
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        ip=status.get("podIP"),
+        created_at=epoch_seconds(metadata["creationTimestamp"]),
+        template_hash=pod_labels.get("pod-template-hash", ""),
+        phase=status.get("phase", "Pending"),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        scheduled=scheduled.get("status") == "True",
+        unschedulable_message=scheduled.get("message", "no node takes it") if unschedulable else "",
+        terminating="deletionTimestamp" in metadata,
+        started=engine.get("started") is True,
+        serving=pod_labels.get(labels.SERVING) == labels.SERVING_VALUE,
+        draining_since=_time(annotations.get(labels.DRAINING_SINCE)),
+        drained_idle_since=_time(annotations.get(labels.DRAINED_IDLE_SINCE)),
+        deletion_cost=int(cost) if cost is not None and cost.lstrip("-").isdigit() else None,
+        failure=_parse_failure(status),
+    )
+
+
+def _time(text: str | None) -> float | None:
+    """A time that we wrote, or None; what somebody else broke counts as not written."""
+    try:
+        return epoch_seconds(text) if text else None
+    except ValueError:
+        return None
+
+
+def _parse_failure(status: Mapping[str, Any]) -> ContainerFailure | None:
+    """The newest trouble: of the pod as a whole (evicted), else of a waiting or ended container."""
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return ContainerFailure(status["reason"], status.get("message", ""), None, 0, None)
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        state, last = container.get("state", {}), container.get("lastState", {})
+        waiting, restarts = state.get("waiting", {}), container.get("restartCount", 0)
+        ended = state.get("terminated") or last.get("terminated")
+        if waiting.get("reason") in ("CrashLoopBackOff", None) and ended:
+            if ended.get("exitCode") == 0 and container.get("ready"):
+                continue
+            started, finished = ended.get("startedAt"), ended.get("finishedAt")
+            return ContainerFailure(
+                reason=ended.get("reason", "Error"),
+                message=ended.get("message", ""),
+                exit_code=ended.get("exitCode"),
+                restarts=restarts,
+                at=_time(finished),
+                ran_seconds=epoch_seconds(finished) - epoch_seconds(started) if started and finished else None,
+            )
+        if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
+            return ContainerFailure(waiting["reason"], waiting.get("message", ""), None, restarts, None)
+    return None

@@ -1,0 +1,1 @@
+"""The only place with kopf: events become keys, keys become `reconcile(key)`."""

@@ -1,0 +1,171 @@
+"""Ready, Available and Progressing, and what the newest failure was: from pods and workload to a cause with a name.
+
+The order of causes is the order in which a person would want to hear them: what blocks everything first, then pods that
+fail, then pods that wait, then pods that are on their way. One message names one pod and what to do about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specserver.api.conditions import Condition, ConditionType, Reason, Status
+from specserver.core.observed import ContainerFailure, Pod, Workload
+
+_IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_ARGUMENT_ERROR_EXIT_CODE = 2
+"""What argparse exits with, and hence SGLang on an argument that it doesn't know."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that keeps the operator itself from going on: a missing Secret, a refused object, a spec it can't use."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Counts of status. `desired` is what the workload is asked for; pods being drained or terminating don't count."""
+
+    desired: int
+    present: int
+    updated: int
+    ready: int
+    available: int
+    unschedulable: int
+
+
+def count_replicas(workload: Workload | None, pods: Iterable[Pod], desired: int) -> Replicas:
+    """Only pods of the newest revision are `updated` and `ready`: an old pod never makes a rollout look finished."""
+    live = [pod for pod in pods if not pod.terminating]
+    newest = workload.current_template_hash if workload else None
+    updated = [pod for pod in live if pod.template_hash == newest]
+    return Replicas(
+        desired=desired,
+        present=len(live),
+        updated=len(updated),
+        ready=sum(pod.ready for pod in updated),
+        available=sum(pod.ready and pod.serving for pod in live),
+        unschedulable=sum(bool(pod.unschedulable_message) for pod in live),
+    )
+
+
+def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float) -> tuple[Reason, str] | None:
+    """The condition's reason for a container's failure and what to do about it; None where it is no failure yet."""
+    detail = f": {failure.message.strip()}" if failure.message.strip() else ""
+    if failure.reason in _IMAGE_REASONS:
+        return Reason.IMAGE_PULL_ERROR, f"{failure.reason}{detail}. Check engine.image and the pull secrets in template"
+    if failure.reason == "CreateContainerConfigError":
+        return Reason.SECRET_MISSING, f"{failure.reason}{detail}. Create what is missing; the pod starts by itself then"
+    if failure.reason == "OOMKilled":
+        return Reason.OUT_OF_MEMORY, "the container ran out of memory. Raise engine.resources.limits.memory"
+    if "out of memory" in failure.message.lower():
+        return Reason.OUT_OF_MEMORY, f"the GPU ran out of memory{detail}. Lower --mem-fraction-static or maxRunningRequests"
+    if failure.exit_code == _ARGUMENT_ERROR_EXIT_CODE and "error:" in failure.message:
+        return Reason.ENGINE_ARGUMENTS_REFUSED, f"SGLang refused an argument{detail}. Mend engine.args"
+    if failure.ran_seconds is not None and failure.ran_seconds >= load_deadline_seconds:
+        return (
+            Reason.LOAD_DEADLINE_EXCEEDED,
+            f"the model was not loaded in {load_deadline_seconds:g} s{detail}. Raise engine.loadDeadline",
+        )
+    if failure.restarts > 0 or failure.reason == "CrashLoopBackOff":
+        code = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
+        return Reason.CRASH_LOOP, f"the engine ended{code}, {failure.restarts} restarts{detail}"
+    return None
+
+
+def plan_ready(
+    replicas: Replicas,
+    workload: Workload | None,
+    pods: tuple[Pod, ...],
+    problems: tuple[Problem, ...],
+    *,
+    load_deadline_seconds: float,
+    now: float,
+) -> Condition:
+    """The condition Ready. True means: every wanted replica is of the newest revision, ready, and in the Service."""
+
+    def not_ready(reason: Reason, message: str) -> Condition:
+        return Condition(ConditionType.READY, Status.FALSE, reason, message)
+
+    # 1. What keeps the operator from working at all.
+    if problems:
+        return not_ready(problems[0].reason, "; ".join(problem.message for problem in problems))
+    if workload is None:
+        return not_ready(Reason.ROLLING_OUT, "the Deployment is being made")
+    # 2. Pods that fail. A failing pod is news even while enough others are ready; one that recovered is not.
+    live = [pod for pod in pods if not pod.terminating]
+    for pod in live:
+        if pod.failure is None or pod.ready:
+            continue
+        classified = classify_failure(pod.failure, load_deadline_seconds=load_deadline_seconds)
+        if classified is not None:
+            return not_ready(classified[0], f"pod {pod.name}: {classified[1]}")
+    # 3. Pods that wait.
+    for pod in live:
+        if pod.unschedulable_message:
+            return not_ready(
+                Reason.UNSCHEDULABLE,
+                f"pod {pod.name}: {pod.unschedulable_message}. Free or add what is short, or change template",
+            )
+    # 4. On the way.
+    if workload.observed_generation < workload.generation:
+        return not_ready(Reason.ROLLING_OUT, "the Deployment's change is not seen by its controller yet")
+    ready = [pod for pod in live if pod.ready and pod.serving and pod.template_hash == workload.current_template_hash]
+    old = [pod for pod in live if pod.template_hash != workload.current_template_hash]
+    if old or replicas.updated < replicas.desired:
+        return not_ready(Reason.ROLLING_OUT, f"{replicas.updated} of {replicas.desired} replicas have the newest revision")
+    loading = [pod for pod in live if not pod.started]
+    if len(ready) < replicas.desired:
+        if loading:
+            waited = math.floor((now - loading[0].created_at) / 60)
+            since = f", for {waited} min" if waited else ""
+            return not_ready(
+                Reason.MODEL_LOADING,
+                f"pod {loading[0].name} loads its model{since}; {len(ready)} of {replicas.desired} replicas are ready",
+            )
+        return not_ready(Reason.ROLLING_OUT, f"{len(ready)} of {replicas.desired} replicas are ready")
+    if replicas.desired == 0:
+        return not_ready(Reason.SCALED_TO_ZERO, "replicas is 0: nothing is served")
+    return Condition(ConditionType.READY, Status.TRUE, Reason.ALL_REPLICAS_READY, f"{len(ready)} replicas are ready")
+
+
+def plan_available(replicas: Replicas, *, max_unavailable: int) -> Condition:
+    """The condition Available: as many replicas take traffic as a rollout leaves at the least, and one in any case."""
+    least = max(1, replicas.desired - max_unavailable)
+    if replicas.available >= least:
+        return Condition(
+            ConditionType.AVAILABLE, Status.TRUE, Reason.MINIMUM_REPLICAS_AVAILABLE, f"{least} or more replicas take traffic"
+        )
+    return Condition(
+        ConditionType.AVAILABLE,
+        Status.FALSE,
+        Reason.MINIMUM_REPLICAS_UNAVAILABLE,
+        f"{replicas.available} replicas take traffic, at least {least} should",
+    )
+
+
+def plan_progressing(replicas: Replicas, workload: Workload | None, pods: tuple[Pod, ...]) -> Condition:
+    """The condition Progressing, as a Deployment's: True also when all is done, False when it has come to a stop."""
+
+    def progressing(reason: Reason, message: str, status: Status = Status.TRUE) -> Condition:
+        return Condition(ConditionType.PROGRESSING, status, reason, message)
+
+    if workload is not None and workload.progress_deadline_exceeded:
+        return progressing(
+            Reason.PROGRESS_DEADLINE_EXCEEDED,
+            "no progress within rollout.progressDeadline: see the condition Ready",
+            Status.FALSE,
+        )
+    live = [pod for pod in pods if not pod.terminating]
+    if workload is None or any(pod.template_hash != workload.current_template_hash for pod in live):
+        return progressing(Reason.NEW_REVISION, f"{replicas.updated} of {replicas.desired} replicas have the newest revision")
+    draining = [pod.name for pod in live if not pod.serving]
+    if draining:
+        return progressing(Reason.DRAINING, f"pod {draining[0]} finishes its requests before it goes")
+    if replicas.ready != replicas.desired or replicas.present != replicas.desired:
+        return progressing(Reason.SCALING, f"{replicas.ready} of {replicas.desired} replicas are ready")
+    return progressing(Reason.ROLLOUT_COMPLETE, "all replicas have the newest revision")

@@ -1,0 +1,160 @@
+"""The whole status of a server, from what was seen and decided. Pure; the caller writes it only if it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specserver.api import quantities
+from specserver.api.conditions import Condition, ConditionType, Reason, Status, merge_conditions
+from specserver.api.v1alpha1 import SpeculativeServer
+from specserver.core.engine_report import build_speculation_status, plan_policy_applied, plan_speculation_active
+from specserver.core.observed import Load, LoadUnknown, Observed, Pod, PushResult
+from specserver.core.readiness import (
+    Problem,
+    classify_failure,
+    count_replicas,
+    plan_available,
+    plan_progressing,
+    plan_ready,
+)
+from specserver.core.times import rfc3339
+
+_HISTORY_LENGTH = 5
+
+
+@dataclass(frozen=True)
+class ScalingOutcome:
+    """What scaling decided this time, for status. `change` is (from, to, reason) where replicas were just changed."""
+
+    desired_replicas: int
+    conditions: tuple[Condition, ...]
+    change: tuple[int, int, str] | None = None
+
+
+def build_status(
+    server: SpeculativeServer,
+    observed: Observed,
+    scaling: ScalingOutcome,
+    *,
+    pushes: Mapping[str, PushResult],
+    problems: tuple[Problem, ...],
+    selector: str,
+    operator_version: str,
+    previous: Mapping[str, Any],
+    now: float,
+) -> dict[str, Any]:
+    """The status object. Times inside move only with what they are about, so an unchanged server gives an equal status."""
+    spec, workload = server.spec, observed.workload
+    deadline = quantities.seconds(spec.engine.load_deadline)
+    desired = workload.spec_replicas if workload else scaling.desired_replicas
+    replicas = count_replicas(workload, observed.pods, desired)
+    ready = plan_ready(replicas, workload, observed.pods, problems, load_deadline_seconds=deadline, now=now)
+    progressing = plan_progressing(replicas, workload, observed.pods)
+    mode = spec.speculation.mode
+    conditions = (
+        ready,
+        plan_available(replicas, max_unavailable=spec.rollout.max_unavailable),
+        progressing,
+        plan_metrics_available(observed.load, observed.pods),
+        plan_speculation_active(observed.engines, mode),
+        plan_policy_applied(observed.engines, pushes, observed.pods, revision=server.generation, mode=mode),
+        *scaling.conditions,
+    )
+    status: dict[str, Any] = {
+        "observedGeneration": server.generation,
+        "replicas": replicas.present,
+        "readyReplicas": replicas.ready,
+        "updatedReplicas": replicas.updated,
+        "availableReplicas": replicas.available,
+        "unschedulableReplicas": replicas.unschedulable,
+        "selector": selector,
+        "speculation": build_speculation_status(observed.engines, revision=server.generation, mode=mode),
+        "scaling": _build_scaling_status(scaling, previous.get("scaling", {}), now),
+        "url": f"http://{server.name}.{server.namespace}.svc:{spec.engine.port}",
+        "operatorVersion": operator_version,
+        "conditions": merge_conditions(
+            conditions, previous.get("conditions", []), generation=server.generation, now=rfc3339(now)
+        ),
+    }
+    if isinstance(observed.load, Load):
+        status["load"] = _build_load_status(observed.load, previous.get("load", {}))
+    if workload is not None and workload.current_template_hash:
+        phase = {Reason.ROLLOUT_COMPLETE: "Complete", Reason.PROGRESS_DEADLINE_EXCEEDED: "Stalled"}.get(
+            progressing.reason, "Progressing"
+        )
+        status["rollout"] = {"revision": workload.current_template_hash, "phase": phase}
+    failure = _build_last_failure(observed.pods, deadline) or previous.get("lastFailure")
+    if failure:
+        status["lastFailure"] = failure
+    return status
+
+
+def plan_metrics_available(load: Load | LoadUnknown, pods: tuple[Pod, ...]) -> Condition:
+    """The condition MetricsAvailable: True only where the load of every ready replica is known."""
+    if not any(pod.ready for pod in pods):
+        return Condition(
+            ConditionType.METRICS_AVAILABLE, Status.UNKNOWN, Reason.NO_READY_REPLICAS, "no replica is ready to be asked"
+        )
+    if isinstance(load, LoadUnknown):
+        return Condition(ConditionType.METRICS_AVAILABLE, Status.FALSE, Reason(load.reason), load.message)
+    if load.unknown:
+        first, total = load.unknown[0], len(load.unknown) + len(load.pods)
+        return Condition(
+            ConditionType.METRICS_AVAILABLE,
+            Status.FALSE,
+            Reason.METRICS_MISSING,
+            f"{len(load.unknown)} of {total} replicas have no known load, so none is removed; pod {first.pod}: {first.message}",
+        )
+    return Condition(
+        ConditionType.METRICS_AVAILABLE, Status.TRUE, Reason.METRICS_FOUND, f"the load of {len(load.pods)} replicas is known"
+    )
+
+
+def _build_load_status(load: Load, previous: Mapping[str, Any]) -> dict[str, Any]:
+    """Rounded, and `observedAt` moves only when a rounded figure does: idle noise writes nothing."""
+    figures: dict[str, Any] = {
+        "running": round(load.running),
+        "queued": round(load.queued),
+        "tokenUsage": f"{round(load.token_usage * 20) / 20:.2f}",
+    }
+    if load.tokens_per_second is not None:
+        figures["tokensPerSecond"] = _two_digits(load.tokens_per_second)
+    unchanged = {key: value for key, value in previous.items() if key != "observedAt"} == figures
+    return {
+        **figures,
+        "observedAt": previous["observedAt"] if unchanged and "observedAt" in previous else rfc3339(load.observed_at),
+    }
+
+
+def _two_digits(value: float) -> int:
+    """Rounded to two significant digits: 1 234 → 1 200."""
+    whole = round(value)
+    return int(round(whole, 2 - len(str(whole)))) if whole >= 100 else whole
+
+
+def _build_scaling_status(scaling: ScalingOutcome, previous: Mapping[str, Any], now: float) -> dict[str, Any]:
+    status: dict[str, Any] = {**previous, "desiredReplicas": scaling.desired_replicas}
+    if scaling.change is not None:
+        before, after, reason = scaling.change
+        event = {"time": rfc3339(now), "from": before, "to": after, "reason": reason}
+        status["lastScaleTime"] = event["time"]
+        status["history"] = [event, *previous.get("history", [])][:_HISTORY_LENGTH]
+    return status
+
+
+def _build_last_failure(pods: tuple[Pod, ...], load_deadline_seconds: float) -> dict[str, Any] | None:
+    """The newest failure among the pods that there are."""
+    failed = [pod for pod in pods if pod.failure and classify_failure(pod.failure, load_deadline_seconds=load_deadline_seconds)]
+    if not failed:
+        return None
+    newest = max(failed, key=lambda pod: (pod.failure.at or 0.0) if pod.failure else 0.0)
+    failure = newest.failure
+    assert failure is not None
+    status: dict[str, Any] = {"pod": newest.name, "reason": failure.reason, "message": failure.message.strip()[-1024:]}
+    if failure.exit_code is not None:
+        status["exitCode"] = failure.exit_code
+    if failure.at is not None:
+        status["time"] = rfc3339(failure.at)
+    return status
