@@ -1,0 +1,200 @@
+"""The HTTP routes: `GET|PUT /specserver/v1/policy`, `GET /specserver/v1/state`, on the engine's own port.
+
+They sit in front of SGLang's application, not among its routes. SGLang checks a route against its admin key or against
+its ordinary key depending on which of the two are set, so the same call would need one key here and another there, and
+where only an ordinary key is set nobody could be told what is missing. Here the admin key is the only one that counts,
+whatever else is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from specserver import __version__
+from specserver.plugin import channel, support
+from specserver.policy.document import PolicyInvalid, parse_policy
+
+logger = logging.getLogger(__name__)
+
+PATH = "/specserver/v1"
+ANSWER_SECONDS = 5.0
+MAX_WAITING = 16
+
+Reply = tuple[HTTPStatus, dict[str, Any]]
+
+
+class Unanswered(Exception):
+    """The scheduler did not answer, or not in a way that says what it did."""
+
+
+class Ranks(Protocol):
+    async def ask(self, method: str, body: Mapping[str, Any]) -> list[channel.Answer]:
+        """One answer a rank. Unanswered when they do not come."""
+
+
+class SchedulerClient:
+    """Asks the ranks through SGLang's tokenizer manager."""
+
+    def __init__(self, global_state: Callable[[], Any]) -> None:
+        self._global_state = global_state
+        self._waiting: set[asyncio.Task[list[channel.Answer]]] = set()
+
+    async def ask(self, method: str, body: Mapping[str, Any]) -> list[channel.Answer]:
+        # A question is never cancelled: SGLang matches answers to questions by their order, and the answer to a cancelled one
+        # would be taken for the answer to the next. An unanswered one goes on waiting here, and only so many may.
+        if len(self._waiting) >= MAX_WAITING:
+            raise Unanswered(f"the scheduler has left {MAX_WAITING} earlier calls unanswered")
+        task = asyncio.create_task(self._ask(method, body))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        done, _ = await asyncio.wait({task}, timeout=ANSWER_SECONDS)
+        if not done:
+            raise Unanswered(f"the scheduler did not answer in {ANSWER_SECONDS:.0f} s")
+        return task.result()
+
+    async def _ask(self, method: str, body: Mapping[str, Any]) -> list[channel.Answer]:
+        from sglang.srt.managers.io_struct import DumperControlReqInput
+
+        manager = self._global_state().tokenizer_manager
+        outputs = await manager.dumper_control(DumperControlReqInput(method=method, body=dict(body)))
+        failed = [output.error for output in outputs if not output.success]
+        if failed:
+            raise Unanswered(f"the scheduler does not know the plugin: {'; '.join(failed)}")
+        return [each for output in outputs for each in output.response]
+
+
+# ---- replies, apart from HTTP ---------------------------------------------------------------------------------------------
+
+
+def find_key_problem(authorization: str, admin_key: str | None) -> Reply | None:
+    """What is wrong with the key in the Authorization header, or None."""
+    if not admin_key:
+        message = "this engine was started without an admin key: set SPECSERVER_ADMIN_KEY"
+        return HTTPStatus.FORBIDDEN, {"error": message}
+    scheme, _, given = authorization.partition(" ")
+    # Bytes, because compare_digest refuses text beyond ASCII; headers are Latin-1 on the wire.
+    same = hmac.compare_digest(given.strip().encode("latin-1", "replace"), admin_key.encode())
+    if scheme.lower() == "bearer" and same:
+        return None
+    return HTTPStatus.UNAUTHORIZED, {"error": "wrong or missing admin key: send it as Authorization: Bearer …"}
+
+
+async def reply_state(ranks: Ranks) -> Reply:
+    reports = await ranks.ask(channel.STATE, {})
+    _raise_for_failed(reports)
+    body = {"pluginVersion": __version__, "engineVersion": support.engine_version(), "ranks": reports}
+    return HTTPStatus.OK, body
+
+
+async def reply_policy(ranks: Ranks) -> Reply:
+    """The policy in force. Where ranks should ever differ, the oldest: it is what an operator has to replace."""
+    reports = await ranks.ask(channel.STATE, {})
+    _raise_for_failed(reports)
+    oldest = min(reports, key=lambda report: report["revision"] or 0)
+    return HTTPStatus.OK, {"revision": oldest["revision"], "policy": oldest["policy"]}
+
+
+async def put_policy(ranks: Ranks, body: bytes) -> Reply:
+    # 1. What can be seen without the ranks.
+    try:
+        policy = parse_policy(json.loads(body))
+    except PolicyInvalid as error:
+        return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": error.message, "field": error.field}
+    except ValueError as error:
+        return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": f"not JSON: {error}", "field": ""}
+    # 2. Every rank takes it or says why not.
+    answers = await ranks.ask(channel.POLICY, policy.to_document())
+    refusals = [one for one in answers if "status" in one]
+    if refusals:
+        refusal = dict(refusals[0])
+        refusal.pop("rank")
+        return HTTPStatus(refusal.pop("status")), refusal
+    # 3. Read back what is in force now.
+    reports = await ranks.ask(channel.STATE, {})
+    _raise_for_failed(reports)
+    applied = [{"rank": report["rank"], "revision": report["revision"]} for report in reports]
+    behind = [one["rank"] for one in applied if one["revision"] is None or one["revision"] < policy.revision]
+    if behind:
+        raise Unanswered(f"not in force on {', '.join(behind)} after it was accepted")
+    return HTTPStatus.OK, {"revision": policy.revision, "ranks": applied}
+
+
+def _raise_for_failed(reports: list[channel.Answer]) -> None:
+    for report in reports:
+        if "error" in report:
+            raise Unanswered(f"{report['rank']}: {report['error']}")
+
+
+# ---- HTTP: an ASGI application of its own, small enough to need no framework ---------------------------------------------
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def add_routes(app: Any, ranks: Ranks, admin_key: str | None) -> None:
+    """Puts the routes in front of a Starlette application, inside its own server."""
+    build_inner = app.build_middleware_stack
+    app.build_middleware_stack = lambda: make_application(ranks, admin_key, build_inner())
+
+
+def make_application(ranks: Ranks, admin_key: str | None, inner: Application) -> Application:
+    """Answers what is under our path and hands everything else on."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        path = str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or not path.startswith("/specserver/"):
+            await inner(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        problem = find_key_problem(headers.get("authorization", ""), admin_key)
+        reply = problem or await _reply(ranks, scope["method"], path, receive)
+        await _send_json(send, *reply)
+
+    return application
+
+
+async def _reply(ranks: Ranks, method: str, path: str, receive: Receive) -> Reply:
+    try:
+        match method, path.removeprefix(PATH):
+            case "GET", "/state":
+                return await reply_state(ranks)
+            case "GET", "/policy":
+                return await reply_policy(ranks)
+            case "PUT", "/policy":
+                return await put_policy(ranks, await _read_body(receive))
+            case _, "/state" | "/policy":
+                return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"{method} is not known here"}
+            case _:
+                return HTTPStatus.NOT_FOUND, {"error": f"no such path; known are {PATH}/policy and {PATH}/state"}
+    except Unanswered as error:
+        return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
+    except Exception as error:
+        # The outermost frame of a request: the server would close the connection without a word.
+        logger.exception("%s %s failed", method, path)
+        return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
+
+
+async def _read_body(receive: Receive) -> bytes:
+    parts = []
+    more = True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _send_json(send: Send, status: HTTPStatus, body: dict[str, Any]) -> None:
+    content = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": status.value, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
