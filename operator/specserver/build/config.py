@@ -48,7 +48,7 @@ def build_policy_config(server: SpeculativeServer, earlier_ladders: Iterable[Lad
         "metadata": build_metadata(server, labels.policy_config_map_name(server.name)),
         "data": {
             **{labels.ladder_file_name(ladder): _adaptive_candidates(ladder) for ladder in ladders},
-            labels.POLICY_FILE: json.dumps(build_policy(server).to_document(), indent=2) + "\n",
+            labels.POLICY_FILE: json.dumps(build_policy(server).to_document()),
         },
     }
 
@@ -62,4 +62,4 @@ def ladders_in(config_map: Mapping[str, Any] | None) -> tuple[Ladder, ...]:
 
 def _adaptive_candidates(ladder: Ladder) -> str:
     """SGLang's adaptive configuration: a single slot for all batch sizes, so that every step count has graphs for all."""
-    return json.dumps({"1": {"candidate_steps": list(ladder)}}) + "\n"
+    return json.dumps({"1": {"candidate_steps": list(ladder)}})

@@ -43,6 +43,7 @@ REVISION_HISTORY_LIMIT = 3
 def build_workload(server: SpeculativeServer) -> KubernetesObject:
     """Deployment `<name>`, without `replicas`. OverlayInvalid where `spec.template` can't be merged."""
     rollout = server.spec.rollout
+    template = apply_overlay(_build_pod_template(server), server.spec.template)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -53,9 +54,9 @@ def build_workload(server: SpeculativeServer) -> KubernetesObject:
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
             },
-            "progressDeadlineSeconds": _progress_deadline_seconds(server),
+            "progressDeadlineSeconds": _progress_deadline_seconds(server, template),
             "revisionHistoryLimit": REVISION_HISTORY_LIMIT,
-            "template": apply_overlay(_build_pod_template(server), server.spec.template),
+            "template": template,
         },
     }
 
@@ -70,13 +71,13 @@ def build_replicas(server: SpeculativeServer, replicas: int) -> KubernetesObject
     }
 
 
-def _progress_deadline_seconds(server: SpeculativeServer) -> int:
+def _progress_deadline_seconds(server: SpeculativeServer, template: dict[str, Any]) -> int:
     """Never shorter than one pod's replacement, or Kubernetes would call a healthy slow load a failed rollout."""
-    replacement = (
-        _grace_period_seconds(server)
-        + quantities.seconds(server.spec.engine.load_deadline)
-        + ROLLOUT_MARGIN_SECONDS
-    )
+    ends = template["spec"].get("terminationGracePeriodSeconds")
+    if not isinstance(ends, int):  # an overlay's mistake, which the API server names better
+        ends = _grace_period_seconds(server)
+    loads = quantities.seconds(server.spec.engine.load_deadline)
+    replacement = ends + loads + ROLLOUT_MARGIN_SECONDS
     return math.ceil(max(quantities.seconds(server.spec.rollout.progress_deadline), replacement))
 
 

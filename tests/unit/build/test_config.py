@@ -1,0 +1,69 @@
+"""The policy and the ConfigMap that an engine starts from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from specserver.build.config import build_policy, build_policy_config, ladders_in
+from specserver.policy.document import Policy, parse_policy
+
+from tests.unit.build.support import make_server
+
+
+def test_policy_is_what_the_resource_says() -> None:
+    changes = {
+        "speculation.mode": "Observe",
+        "speculation.maxSteps": 4,
+        "speculation.steps": [0, 2, 4],
+        "speculation.policy": {"disableAbove": 20, "enableBelow": 10, "minDwell": "1m500ms"},
+    }
+    assert build_policy(make_server(changes, generation=12)) == Policy(
+        revision=12,
+        mode="Observe",
+        strategy="Threshold",
+        steps=(0, 2, 4),
+        disable_above=20,
+        enable_below=10,
+        min_dwell_seconds=60.5,
+    )
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Always", "Never", "Observe"])
+def test_the_engine_can_read_the_file_it_starts_with(mode: str) -> None:
+    server = make_server({"speculation.mode": mode})
+    document = json.loads(build_policy_config(server)["data"]["policy.json"])
+    assert parse_policy(document) == build_policy(server)
+
+
+def test_ladder_file_is_one_slot_with_every_step() -> None:
+    data = build_policy_config(make_server({"speculation.maxSteps": 5, "speculation.steps": [0, 1, 5]}))["data"]
+    assert json.loads(data["ladder-0-1-5.json"]) == {"1": {"candidate_steps": [0, 1, 5]}}
+
+
+def test_ladder_of_pods_not_yet_replaced_stays() -> None:
+    before = build_policy_config(make_server({"speculation.maxSteps": 2}))
+    after = build_policy_config(make_server({"speculation.maxSteps": 4}), ladders_in(before))
+    assert after["data"]["ladder-0-1-2.json"] == before["data"]["ladder-0-1-2.json"]
+    assert "ladder-0-1-2-3-4.json" in after["data"]
+
+
+def test_building_again_over_what_is_live_changes_nothing() -> None:
+    server = make_server()
+    live = build_policy_config(server, [(0, 1)])
+    assert build_policy_config(server, ladders_in(live)) == live
+
+
+@pytest.mark.parametrize(
+    ("live", "ladders"),
+    [
+        (None, ()),
+        ({}, ()),
+        ({"data": None}, ()),
+        ({"data": {"policy.json": "{}", "ladder-.json": "", "ladder-a.json": "", "ladder-0-1.json.bak": ""}}, ()),
+        ({"data": {"ladder-0-10.json": "tampered"}}, ((0, 10),)),
+    ],
+    ids=["no object", "no data", "null data", "other files", "read from the name"],
+)
+def test_ladders_are_read_from_file_names(live: dict[str, object] | None, ladders: tuple[tuple[int, ...], ...]) -> None:
+    assert ladders_in(live) == ladders
