@@ -53,6 +53,8 @@ def configure_logging(level: str, log_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    if level != "DEBUG":
+        logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event, and ours only become keys
 
 
 async def serve_pages(

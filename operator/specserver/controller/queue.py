@@ -95,7 +95,7 @@ class WorkQueue:
                 outcome = await self._reconcile(key)
             # The boundary of the whole operator: whatever a reconcile did not foresee must not end the worker. It is logged with
             # its trace and tried again.
-            except Exception:
+            except Exception:  # noqa: BLE001 - see above
                 _log.exception("%s/%s: reconcile failed", *key)
                 outcome = Retry("unforeseen error")
             finally:

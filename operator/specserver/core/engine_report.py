@@ -16,25 +16,26 @@ SPECULATION_OFF = "speculation is off"
 Engines = Mapping[str, EngineState | EngineUnreachable]
 
 
-def has_policy(engine: EngineState | EngineUnreachable, revision: int, mode: Mode) -> bool:
-    """Whether every rank of the engine reports the revision; in mode Never also an engine that has no draft to hold back."""
-    if isinstance(engine, EngineUnreachable) or not engine.ranks:
+def has_policy(engine: EngineState | EngineUnreachable | None, document: Mapping[str, Any], mode: Mode) -> bool:
+    """Whether every rank of the engine reports the policy; in mode Never also an engine that has no draft to hold back."""
+    if not isinstance(engine, EngineState) or not engine.ranks:
         return False
     if mode is Mode.NEVER and all(not rank.armed and rank.reason.startswith(SPECULATION_OFF) for rank in engine.ranks):
         return True
-    return all(rank.armed and rank.revision == revision for rank in engine.ranks)
+    return all(rank.armed and rank.policy == document for rank in engine.ranks)
 
 
 def plan_policy_applied(
-    engines: Engines, pushes: Mapping[str, PushResult], pods: tuple[Pod, ...], *, revision: int, mode: Mode
+    engines: Engines, pushes: Mapping[str, PushResult], pods: tuple[Pod, ...], *, document: Mapping[str, Any], mode: Mode
 ) -> Condition:
     """The condition PolicyApplied. One pod that refuses makes it False and is named."""
+    revision = document["revision"]
     started = [pod.name for pod in pods if pod.started and not pod.terminating]
     if not started:
         return Condition(
             ConditionType.POLICY_APPLIED, Status.UNKNOWN, Reason.NO_READY_REPLICAS, "no engine has started: nothing to apply to"
         )
-    lacking = [name for name in started if name not in engines or not has_policy(engines[name], revision, mode)]
+    lacking = [name for name in started if not has_policy(engines.get(name), document, mode)]
     if not lacking:
         return Condition(
             ConditionType.POLICY_APPLIED,
@@ -104,15 +105,15 @@ def _steps(state: EngineState) -> int:
     return max(rank.steps for rank in state.ranks)
 
 
-def build_speculation_status(engines: Engines, *, revision: int, mode: Mode) -> dict[str, Any]:
+def build_speculation_status(engines: Engines, *, document: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """`status.speculation`. Counts are of replicas whose engine answered."""
     states = [engine for engine in engines.values() if isinstance(engine, EngineState) and engine.ranks]
     ranks = [rank for state in states for rank in state.ranks]
     lengths = [rank.accept_length for rank in ranks if rank.accept_length is not None]
     switch_times = [rank.last_switch_at for rank in ranks if rank.last_switch_at is not None]
     status: dict[str, Any] = {
-        "desiredRevision": revision,
-        "replicasApplied": sum(has_policy(state, revision, mode) for state in states),
+        "desiredRevision": document["revision"],
+        "replicasApplied": sum(has_policy(state, document, mode) for state in states),
         "replicasSpeculating": sum(_steps(state) > 0 for state in states),
         "replicasPlain": sum(_steps(state) == 0 for state in states),
     }

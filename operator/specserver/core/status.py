@@ -38,6 +38,7 @@ def build_status(
     observed: Observed,
     scaling: ScalingOutcome,
     *,
+    policy: Mapping[str, Any],
     pushes: Mapping[str, PushResult],
     problems: tuple[Problem, ...],
     selector: str,
@@ -59,7 +60,7 @@ def build_status(
         progressing,
         plan_metrics_available(observed.load, observed.pods),
         plan_speculation_active(observed.engines, mode),
-        plan_policy_applied(observed.engines, pushes, observed.pods, revision=server.generation, mode=mode),
+        plan_policy_applied(observed.engines, pushes, observed.pods, document=policy, mode=mode),
         *scaling.conditions,
     )
     status: dict[str, Any] = {
@@ -70,7 +71,7 @@ def build_status(
         "availableReplicas": replicas.available,
         "unschedulableReplicas": replicas.unschedulable,
         "selector": selector,
-        "speculation": build_speculation_status(observed.engines, revision=server.generation, mode=mode),
+        "speculation": build_speculation_status(observed.engines, document=policy, mode=mode),
         "scaling": _build_scaling_status(scaling, previous.get("scaling", {}), now),
         "url": f"http://{server.name}.{server.namespace}.svc:{spec.engine.port}",
         "operatorVersion": operator_version,

@@ -1,0 +1,101 @@
+"""The operator's process: one event loop with kopf's watches, the work queue, and the pages for probes and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import kopf
+
+from specserver import __version__
+from specserver.api import labels
+from specserver.cluster.client import KubernetesCluster
+from specserver.cluster.errors import ClusterError, NotFound
+from specserver.controller.handlers import build_registry, build_settings
+from specserver.controller.policies import PolicyPusher
+from specserver.controller.queue import Key, Outcome, WorkQueue
+from specserver.controller.reconcile import Reconciler
+from specserver.controller.sources import LoadSources
+from specserver.engines.client import EngineClient
+from specserver.engines.http import open_session
+from specserver.settings import Settings
+from specserver.telemetry import OperatorMetrics, serve_pages
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_RECONCILE_SECONDS = 300.0
+_CRD_POLL_SECONDS = 2.0
+
+
+async def run(settings: Settings) -> None:
+    """Runs until a signal ends it, or until a part of it dies: then all of it ends, and the kubelet starts it anew."""
+    metrics = OperatorMetrics()
+    cluster = await KubernetesCluster.connect(on_request=metrics.count_request)
+    session = open_session()
+    sources = LoadSources(cluster, session)
+    pusher = PolicyPusher(EngineClient(session), on_push=lambda result: metrics.pushes.labels(result).inc())
+    reconciler = Reconciler(cluster, pusher, sources, version=__version__)
+
+    async def reconcile(key: Key) -> Outcome:
+        began = time.monotonic()
+        try:
+            outcome = await reconciler.reconcile(key)
+        except BaseException:
+            metrics.reconciles.labels("Error").inc()
+            raise
+        metrics.reconciles.labels(type(outcome).__name__).inc()
+        metrics.reconcile_seconds.observe(time.monotonic() - began)
+        metrics.queue_length.set(len(queue))
+        return outcome
+
+    queue = WorkQueue(reconcile, workers=settings.workers)
+    watching = asyncio.Event()
+
+    def alive() -> str:
+        seconds = queue.longest_run_seconds()
+        return f"a reconcile takes {seconds:.0f} s" if seconds > _LONGEST_RECONCILE_SECONDS else ""
+
+    def ready() -> str:
+        return "" if watching.is_set() else f"waiting for the CustomResourceDefinition {labels.PLURAL}.{labels.GROUP}"
+
+    pages = await serve_pages(settings.port, metrics, alive=alive, ready=ready)
+    worker = asyncio.create_task(queue.run())
+    try:
+        await _await_crd(cluster, settings)
+        watching.set()
+        watches = asyncio.create_task(
+            kopf.operator(
+                registry=build_registry(queue.add),
+                settings=build_settings(),
+                standalone=True,
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+            )
+        )
+        done, _ = await asyncio.wait({worker, watches}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+        sources.close()
+        await pages.cleanup()
+        await session.close()
+        await cluster.close()
+
+
+async def _await_crd(cluster: KubernetesCluster, settings: Settings) -> None:
+    """Waits until the kind is there: kopf without scanning would not notice it when it comes later."""
+    told = False
+    while True:
+        try:
+            await cluster.list_all(labels.KIND, settings.namespaces[0] if settings.namespaces else "default")
+            return
+        except NotFound:
+            if not told:
+                _log.warning("the CustomResourceDefinition is not installed yet: waiting for it")
+                told = True
+        except ClusterError as error:
+            _log.warning("the API server does not answer as it should: %s", error.message)
+        await asyncio.sleep(_CRD_POLL_SECONDS)

@@ -1,0 +1,91 @@
+"""kopf handlers: every event becomes a key in the queue, and nothing else happens here.
+
+Only stateless `on.event` handlers are used: with them kopf writes nothing to any object, no finalizer and no annotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+
+from specserver.api import labels
+from specserver.controller.queue import Key
+
+Enqueue = Callable[[Key], None]
+
+_OWNED = (
+    ("apps", "v1", "deployments"),
+    ("", "v1", "services"),
+    ("", "v1", "configmaps"),
+    ("", "v1", "pods"),
+    ("policy", "v1", "poddisruptionbudgets"),
+)
+"""Kinds whose changes concern a server. Secrets are not watched: that would be a right to read them all."""
+
+
+def build_registry(enqueue: Enqueue) -> kopf.OperatorRegistry:
+    """A registry of its own, so that importing this module registers nothing."""
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(kopf.login_via_client)
+    on_server = _ServerEvents(enqueue)
+
+    @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=registry)
+    async def server_event(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002 - kopf names it
+        on_server.handle(type, body)
+
+    async def owned_event(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
+        key = owner_of(namespace, labels)
+        if key is not None:
+            enqueue(key)
+
+    for group, version, plural in _OWNED:
+        kopf.on.event(group, version, plural, registry=registry)(owned_event)
+    return registry
+
+
+def owner_of(namespace: str | None, object_labels: Mapping[str, str]) -> Key | None:
+    """The server that an object belongs to, by its label."""
+    server = object_labels.get(labels.SERVER)
+    return (namespace, server) if namespace and server else None
+
+
+class _ServerEvents:
+    """Lets through what is news. Our own status writes come back as events too, and a busy server's status changes at every
+    look: answering each with another look would never end."""
+
+    def __init__(self, enqueue: Enqueue) -> None:
+        self._enqueue = enqueue
+        self._generations: dict[Key, tuple[str, int]] = {}
+
+    def handle(self, event_type: str | None, body: Mapping[str, Any]) -> None:
+        metadata = body["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        if event_type == "DELETED":
+            self._generations.pop(key, None)
+        else:
+            generation = (metadata["uid"], metadata.get("generation", 1))
+            known = self._generations.get(key) == generation
+            self._generations[key] = generation
+            if known and event_type == "MODIFIED" and "deletionTimestamp" not in metadata:
+                return
+        self._enqueue(key)
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """kopf's settings: streams that notice when they are dead, no posting, no scanning, no peering."""
+    settings = kopf.OperatorSettings()
+    # Both timeouts: with the server's alone a stream that a load balancer cut silently stays open for ever.
+    settings.watching.server_timeout = 600
+    settings.watching.client_timeout = 660
+    settings.watching.connect_timeout = 30
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.scanning.disabled = True  # so that a namespaced Role is enough
+    settings.peering.standalone = True
+    settings.posting.enabled = False
+    ours = f"{labels.MANAGED_BY}={labels.MANAGED_BY_VALUE}"
+    for group, version, plural in _OWNED:
+        settings.watching.label_selectors[f"{group}/{version}/{plural}" if group else f"{version}/{plural}"] = ours
+    return settings
