@@ -39,9 +39,6 @@ MERGE_KEYS = {
 }
 """Lists of a pod template that merge item by item, and the field that tells items apart. Every other list is replaced."""
 
-SETS = frozenset({"finalizers"})
-"""Lists of plain values that are united."""
-
 _PATCH = "$patch"
 _ROOT = "spec.template"
 
@@ -96,11 +93,9 @@ def _merge_values(name: str, original: Any, value: Any, path: str) -> Any:
         return _merge_maps(original or {}, value, path)
     if isinstance(original, Mapping):
         raise OverlayInvalid(path, f"is a map in a pod template, not {_kind(value)}")
-    if name in MERGE_KEYS or name in SETS:
+    if name in MERGE_KEYS:
         if not isinstance(value, list):
             raise OverlayInvalid(path, f"is a list in a pod template, not {_kind(value)}")
-        if name in SETS:
-            return [*(original or []), *(item for item in value if item not in (original or []))]
         return _merge_items(name, original or [], value, path)
     return value
 
