@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 PATH = "/specserver/v1"
 ANSWER_SECONDS = 5.0
 MAX_WAITING = 16
+SHOWING_KEYS = ("/server_info", "/get_server_info")
+MASK = b"********"
 
 Reply = tuple[HTTPStatus, dict[str, Any]]
 
@@ -140,19 +142,25 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def add_routes(app: Any, ranks: Ranks, admin_key: str | None) -> None:
+def add_routes(app: Any, ranks: Ranks, admin_key: str | None, api_key: str | None) -> None:
     """Puts the routes in front of a Starlette application, inside its own server."""
     build_inner = app.build_middleware_stack
-    app.build_middleware_stack = lambda: make_application(ranks, admin_key, build_inner())
+    app.build_middleware_stack = lambda: make_application(ranks, admin_key, api_key, build_inner())
 
 
-def make_application(ranks: Ranks, admin_key: str | None, inner: Application) -> Application:
-    """Answers what is under our path and hands everything else on."""
+def make_application(ranks: Ranks, admin_key: str | None, api_key: str | None, inner: Application) -> Application:
+    """Answers what is under our path and hands everything else on.
+
+    SGLang's /server_info shows its arguments, both keys among them: to everybody where there is only an admin key, and the admin
+    key to every user where there are both. What it sends there is masked.
+    """
+    keys = [key for key in (admin_key, api_key) if key]
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or not path.startswith("/specserver/"):
-            await inner(scope, receive, send)
+            shows_keys = keys and path.rstrip("/") in SHOWING_KEYS
+            await inner(scope, receive, _masking(send, keys) if shows_keys else send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         problem = find_key_problem(headers.get("authorization", ""), admin_key)
@@ -181,6 +189,29 @@ async def _reply(ranks: Ranks, method: str, path: str, receive: Receive) -> Repl
         # The outermost frame of a request: the server would close the connection without a word.
         logger.exception("%s %s failed", method, path)
         return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
+
+
+def _masking(send: Send, keys: list[str]) -> Send:
+    """Sends a JSON response with every key in it masked. The whole body is held back: a key may span two parts of it."""
+    start: MutableMapping[str, Any] = {}
+    parts: list[bytes] = []
+
+    async def send_masked(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+            return
+        parts.append(message.get("body", b""))
+        if message.get("more_body", False):
+            return
+        body = b"".join(parts)
+        for key in keys:
+            for spelling in (json.dumps(key)[1:-1], json.dumps(key, ensure_ascii=False)[1:-1]):
+                body = body.replace(spelling.encode(), MASK)
+        headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+        await send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+        await send({"type": "http.response.body", "body": body})
+
+    return send_masked
 
 
 async def _read_body(receive: Receive) -> bytes:

@@ -185,7 +185,8 @@ def add_control_routes(*args: Any, **kwargs: Any) -> None:
     if get_serving().tokenizer_worker_num > 1:
         logger.warning("no control routes: they need --tokenizer-worker-num 1")
         return
-    control.add_routes(http_server.app, control.SchedulerClient(http_server.get_global_state), get_serving().admin_api_key)
+    ranks = control.SchedulerClient(http_server.get_global_state)
+    control.add_routes(http_server.app, ranks, get_serving().admin_api_key, get_serving().api_key)
 
 
 def note_http_error(name: str, error: Exception) -> None:

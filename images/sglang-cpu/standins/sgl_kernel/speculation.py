@@ -78,11 +78,11 @@ def _parents(selected: list[int], parent_list: list[int], topk: int) -> list[int
 
 
 def verify_tree_greedy_cpu(
-    predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, retrieve_index: Tensor,
-    retrieve_next_token: Tensor, retrieve_next_sibling: Tensor, target_predict: Tensor,
+    predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, retrive_index: Tensor,
+    retrive_next_token: Tensor, retrive_next_sibling: Tensor, target_predict: Tensor,
 ) -> None:  # fmt: skip
-    """Walks each tree as long as a drafted child is what the target says next."""
-    tensors = (candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict)
+    """Walks each tree as long as a drafted child is what the target says next. The names are passed, and misspelt, by SGLang."""
+    tensors = (candidates, retrive_index, retrive_next_token, retrive_next_sibling, target_predict)
     for b, (drafted, index, child, sibling, target) in enumerate(zip(*(t.tolist() for t in tensors), strict=True)):
         last, accepted = 0, 0
         accept_index[b, 0] = index[0]
