@@ -1,0 +1,118 @@
+"""`make test`: every tier, in the order in which a fault is cheapest to find, with all set-up included.
+
+    python -m tests.tiers                       all
+    TIERS=unit,apiserver python -m tests.tiers  some, and it says which were left out
+
+A tier that lacks a tool installs it or fails and names the fix; none is ever skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_VENV = Path(sys.executable).parent
+
+
+def _prepare_nothing() -> None: ...
+
+
+def _prepare_apiserver() -> None:
+    from tests.localcluster.binaries import ensure_binaries
+    from tests.localcluster.packages import PROMETHEUS, Tool, ensure_packages
+
+    ensure_packages((Tool("openssl", "openssl"), *PROMETHEUS))
+    ensure_binaries(("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"))
+
+
+def _prepare_engine() -> None:
+    from tests.engine.environment import ensure_environment
+
+    ensure_environment()
+
+
+def _prepare_node() -> None:
+    from tests.localcluster.packages import ensure_packages
+
+    ensure_packages()
+
+
+@dataclass(frozen=True)
+class Tier:
+    """commands: each run from the repository's root; a failing one fails the tier, and the next ones still run."""
+
+    name: str
+    proves: str
+    commands: tuple[tuple[str, ...], ...]
+    prepare: Callable[[], None] = _prepare_nothing
+
+
+def _pytest(*arguments: str, workers: str = "0") -> tuple[str, ...]:
+    return (str(_VENV / "python"), "-m", "pytest", "-q", "-n", workers, *arguments)
+
+
+TIERS = (
+    Tier(
+        "lint",
+        "style, types, import contracts",
+        (
+            (str(_VENV / "ruff"), "check", "--quiet", "."),
+            (str(_VENV / "mypy"),),
+            (str(_VENV / "lint-imports"), "--no-logo"),
+        ),
+    ),
+    Tier("unit", "decisions by table, built objects byte for byte", (_pytest("tests/unit", "tests/golden", workers="2"),)),
+    Tier("chart", "schema, templates, rights", (_pytest("tests/chart", workers="2"),)),
+    Tier(
+        "apiserver",
+        "admission, ownership, status and scaling on a real API server",
+        (_pytest("tests/apiserver", workers="2", *("--dist", "loadfile")),),
+        _prepare_apiserver,
+    ),
+    Tier("engine", "the plugin in a real SGLang on CPU", (_pytest("tests/engine"),), _prepare_engine),
+    Tier("node", "real pods on a real kubelet: the whole story", (_pytest("tests/node"),), _prepare_node),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the tiers and prints a table. Exit status 1 where one failed."""
+    named = arguments or [name.strip() for name in os.environ.get("TIERS", "").split(",") if name.strip()]
+    unknown = sorted(set(named) - {tier.name for tier in TIERS})
+    if unknown:
+        print(f"TIERS: no tier {', '.join(unknown)}; there are {', '.join(tier.name for tier in TIERS)}", file=sys.stderr)
+        return 2
+    rows, failed = [], False
+    for tier in TIERS:
+        if named and tier.name not in named:
+            rows.append((tier.name, "left out", "", tier.proves))
+            continue
+        print(f"\n=== {tier.name}: {tier.proves}", flush=True)
+        began = time.monotonic()
+        result = _run(tier)
+        failed |= result != "passed"
+        rows.append((tier.name, result, f"{time.monotonic() - began:.0f} s", tier.proves))
+    print("\n=== tiers")
+    for name, result, seconds, proves in rows:
+        print(f"{name:10} {result:10} {seconds:>7}  {proves}")
+    return int(failed)
+
+
+def _run(tier: Tier) -> str:
+    try:
+        tier.prepare()
+    except Exception as error:  # noqa: BLE001 - whatever keeps a tier from running fails it, and the others still run
+        print(f"{tier.name}: {error}", file=sys.stderr, flush=True)
+        return "not ready"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "operator"), str(ROOT)))}
+    codes = [subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode for command in tier.commands]
+    return "FAILED" if any(codes) else "passed"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
