@@ -9,6 +9,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+
 from specserver.api import v1alpha1
 from specserver.build import build_all
 from specserver.build.secret import build_keys_secret, needs_keys_secret

@@ -1,11 +1,13 @@
 """The user's pod template over ours: a strategic merge, as `kubectl patch` does it.
 
 Which lists are merged by which key comes from the Kubernetes API's own schema (`x-kubernetes-patch-merge-key`; a test compares
-the table with it). No Python library does this merge. Two deliberate differences from `kubectl patch`:
+the table with it). No Python library does this merge. Three deliberate differences from `kubectl patch`:
 
 - New list items go after ours, not before: the engine stays the first container, and variables keep their order.
 - An environment variable is replaced whole, and of a volume only the kind that the overlay names is kept. A field-by-field
   merge would give a variable two sources or a volume two kinds, and the API server would refuse every pod.
+- `$patch: delete` takes a field away as `null` does, instead of leaving it empty: a `null` in the resource is lost under
+  `kubectl apply` without `--server-side`, and an empty probe is none that the API server takes.
 
 What the rest of the operator relies on can't be changed: see `_check_owned`.
 """
@@ -67,23 +69,25 @@ def apply_overlay(built: Mapping[str, Any], overlay: PodTemplateOverlay | None) 
 
 
 def _merge_maps(original: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """`null` takes a field away; `$patch: replace` drops what was there, `$patch: delete` everything."""
+    """Field by field; `$patch: replace` drops what was there first."""
     directive = patch.get(_PATCH, "merge")
-    if directive not in ("merge", "replace", "delete"):
-        raise OverlayInvalid(f"{path}.{_PATCH}", f"must be merge, replace or delete, not {directive!r}")
-    if directive == "delete":
-        return {}
+    if directive not in ("merge", "replace"):
+        raise OverlayInvalid(f"{path}.{_PATCH}", f"must be replace or merge here, not {directive!r}")
     merged = {} if directive == "replace" else dict(original)
     for name, value in patch.items():
         if name == _PATCH:
             continue
         if name.startswith("$"):
             raise OverlayInvalid(f"{path}.{name}", f"is not a directive that is known here; remove it or use {_PATCH}")
-        if value is None:
+        if value is None or _is_deletion(value):
             merged.pop(name, None)
         else:
             merged[name] = _merge_values(name, merged.get(name), value, f"{path}.{name}")
     return merged
+
+
+def _is_deletion(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get(_PATCH) == "delete"
 
 
 def _merge_values(name: str, original: Any, value: Any, path: str) -> Any:
@@ -113,7 +117,7 @@ def _merge_items(name: str, original: Sequence[Any], patch: Sequence[Any], path:
         if not isinstance(item, Mapping) or item.get(key) is None:
             raise OverlayInvalid(f"{path}[{index}]", f"needs `{key}`, by which {name} are told apart")
         identity = item[key]
-        if item.get(_PATCH) == "delete":
+        if _is_deletion(item):
             merged.pop(identity, None)
         else:
             kept = _kept_of(name, merged.get(identity, {}), item)

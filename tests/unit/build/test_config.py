@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from specserver.build.config import build_policy, build_policy_config, ladders_in
 from specserver.policy.document import Policy, parse_policy
-
 from tests.unit.build.support import make_server
 
 

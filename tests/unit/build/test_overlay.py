@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from specserver.api.v1alpha1 import PodTemplateOverlay
 from specserver.build.overlay import MERGE_KEYS, OverlayInvalid, apply_overlay
-
 from tests.unit.build.support import pod_template
 
 CHANGES = {"model.tokenSecretRef": {"name": "hub", "key": "token"}}
@@ -173,8 +173,8 @@ def test_replace_directive_drops_what_was_there() -> None:
     assert spec["imagePullSecrets"] == [{"name": "a"}]
 
 
-def test_delete_directive_empties_a_map() -> None:
-    assert merged_engine({"lifecycle": {"$patch": "delete"}})["lifecycle"] == {}
+def test_delete_directive_takes_a_field_away() -> None:
+    assert "livenessProbe" not in merged_engine({"livenessProbe": {"$patch": "delete"}})
 
 
 NAMES = st.sampled_from(["a", "b", "engine"])
@@ -233,6 +233,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "text where a list is": ({"volumes": "cache"}, "spec.template.spec.volumes"),
     "map where a value is": ({"terminationGracePeriodSeconds": {"a": 1}}, "spec.template.spec.terminationGracePeriodSeconds"),
     "unknown patch": ({"securityContext": {"$patch": "drop"}}, "spec.template.spec.securityContext.$patch"),
+    "everything deleted": ({"$patch": "delete"}, "spec.template.spec.$patch"),
     "unknown directive": ({"securityContext": {"$retainKeys": []}}, "spec.template.spec.securityContext.$retainKeys"),
 }  # fmt: skip
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+
 from specserver.api import v1alpha1
 from specserver.api.v1alpha1 import Spec
 from specserver.build.workload import build_workload
-
 from tests.unit.build.support import make_server, pod_template
 
 BASE: dict[str, Any] = {"speculation.draftModel.revision": "d0"}

@@ -6,6 +6,7 @@ import base64
 from typing import Any
 
 import pytest
+
 from specserver.build.secret import (
     admin_key_ref,
     api_key_ref,
@@ -13,7 +14,6 @@ from specserver.build.secret import (
     needed_secret_refs,
     needs_keys_secret,
 )
-
 from tests.unit.build.support import environment, make_server
 
 ADMIN = {"engine.adminKeySecretRef": {"name": "mine", "key": "admin"}}

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
+
 from specserver.build.metadata import BuildInvalid
 from specserver.build.sglang import build_arguments
-
 from tests.unit.build.support import make_server
 
 

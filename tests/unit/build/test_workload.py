@@ -7,11 +7,11 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+
 from specserver.build import build_all
 from specserver.build.metadata import desired_hash, with_desired_hash
 from specserver.build.service import build_service
 from specserver.build.workload import build_replicas, build_workload
-
 from tests.unit.build.support import engine_container, environment, make_server, pod_template
 
 
