@@ -16,7 +16,7 @@ from dataclasses import dataclass
 ACCEPT = "text/plain; version=0.0.4"
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_REST = re.compile(r"\s*(?:\{(?P<labels>.*)\})?\s*(?P<value>\S+)(?:\s+(?P<timestamp>-?\d+))?\s*")
+_REST = re.compile(r"\s*(?:\{(?P<labels>.*)\})?\s*(?P<value>[^\s{]\S*)(?:\s+(?P<timestamp>-?\d+))?\s*")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _ESCAPE = re.compile(r"\\(.)")
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -1,0 +1,1 @@
+"""Stand-ins for what is not there in the smaller test tiers."""

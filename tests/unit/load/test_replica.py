@@ -1,0 +1,255 @@
+"""From the samples of one scrape to one replica's load."""
+
+from __future__ import annotations
+
+import pytest
+
+from specserver.api.conditions import Reason
+from specserver.core.observed import Load, LoadUnknown, PodLoad
+from specserver.load.exposition import parse_exposition
+from specserver.load.metric_names import ENGINE_NAMES
+from specserver.load.replica import TokenRates, Unknown, assemble_load, observe_replica, replicas_to_observe
+from tests.fakes.pods import build_pod
+
+NOW = 1_764_000_000.0
+
+
+def observe(page: str, *, data_parallel: int = 1, rates: TokenRates | None = None, at: float = NOW) -> PodLoad | Unknown:
+    samples = parse_exposition(page, ENGINE_NAMES)
+    return observe_replica(build_pod(), samples, at=at, data_parallel=data_parallel, rates=rates or TokenRates())
+
+
+def figures(seen: PodLoad | Unknown) -> tuple[float, float, float]:
+    assert isinstance(seen, PodLoad), seen
+    return seen.running, seen.queued, seen.token_usage
+
+
+REST = 'sglang:token_usage{tp_rank="0"} 0.25\n'
+
+KNOWN = {
+    "engine": ("sglang:num_running_reqs 5\nsglang:num_queue_reqs 2\nsglang:token_usage 0.5\n", (5, 2, 0.5)),
+    "through the router": ("sglang_num_running_reqs 5\nsglang_num_queue_reqs 2\nsglang_token_usage 0.5\n", (5, 2, 0.5)),
+    "both spellings count once": (
+        "sglang:num_running_reqs 5\nsglang_num_running_reqs 5\nsglang:num_queue_reqs 0\nsglang:token_usage 0.5\n",
+        (5, 0, 0.5),
+    ),
+    "the plugin's live gauges win": (
+        "specserver_running_requests 9\nspecserver_queued_requests 3\n"
+        "sglang:num_running_reqs 5\nsglang:num_queue_reqs 1\nsglang:token_usage 0.5\n",
+        (9, 3, 0.5),
+    ),
+    "tensor-parallel ranks are copies": (
+        'sglang:num_running_reqs{tp_rank="0"} 4\nsglang:num_running_reqs{tp_rank="1"} 4\n'
+        'sglang:num_queue_reqs{tp_rank="0"} 1\nsglang:num_queue_reqs{tp_rank="1"} 1\n' + REST,
+        (4, 1, 0.25),
+    ),
+    "data-parallel ranks add up, the fullest one's cache counts": (
+        "".join(
+            f'sglang:{name}{{dp_rank="{rank}",tp_rank="{rank}"}} {value}\n'
+            for name, values in {
+                "num_running_reqs": (0, 0, 2, 0), "num_queue_reqs": (0, 0, 13, 0), "token_usage": (0.1, 0.1, 0.9, 0),
+            }.items()
+            for rank, value in enumerate(values)
+        ),
+        (2, 13, 0.9),
+    ),
+    "the plugin's gauges are the whole replica's": (
+        "specserver_running_requests 7\nspecserver_queued_requests 1\n"
+        + "".join(
+            f'sglang:{name}{{dp_rank="{rank}"}} 0.5\n'
+            for name in ("num_running_reqs", "num_queue_reqs", "token_usage")
+            for rank in range(2)
+        ),
+        (7, 1, 0.5),
+    ),
+    "priorities are parts of the total": (
+        'sglang:num_running_reqs{priority=""} 5\nsglang:num_running_reqs{priority="1"} 3\n'
+        'sglang:num_running_reqs{priority="2"} 2\nsglang:num_queue_reqs{priority=""} 0\nsglang:token_usage{priority=""} 0\n',
+        (5, 0, 0),
+    ),
+    "up and never asked to work": ("sglang:max_total_num_tokens 8192\n", (0, 0, 0)),
+    "up, with the plugin, never asked to work": (
+        "specserver_armed 1\nspecserver_running_requests 0\nspecserver_queued_requests 0\n", (0, 0, 0),
+    ),
+    "one data-parallel rank never asked to work": (
+        'sglang:max_total_num_tokens{dp_rank="0"} 9\nsglang:max_total_num_tokens{dp_rank="1"} 9\n'
+        'sglang:num_running_reqs{dp_rank="1"} 3\nsglang:num_queue_reqs{dp_rank="1"} 0\nsglang:token_usage{dp_rank="1"} 0.5\n',
+        (3, 0, 0.5),
+    ),
+    "full with rounding": ("sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\nsglang:token_usage 1.0000001\n", (1, 0, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_known(case: str) -> None:
+    page, expected = KNOWN[case]
+    assert figures(observe(page)) == expected
+
+
+def test_all_data_parallel_ranks_are_wanted_where_the_server_has_several() -> None:
+    page = 'sglang:num_running_reqs{dp_rank="2"} 2\nsglang:num_queue_reqs{dp_rank="2"} 13\nsglang:token_usage{dp_rank="2"} 0\n'
+    assert figures(observe(page)) == (2, 13, 0)
+    seen = observe(page, data_parallel=4)
+    assert isinstance(seen, Unknown)
+    assert "1 of 4 data-parallel ranks" in seen.message
+
+
+GOOD = {"num_running_reqs": "5", "num_queue_reqs": "2", "token_usage": "0.5"}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-3", "0x1p4"])
+def test_a_number_that_is_no_load_makes_the_replica_unknown(name: str, value: str) -> None:
+    page = "".join(f"sglang:{metric} {value if metric == name else good}\n" for metric, good in GOOD.items())
+    seen = observe(page)
+    assert isinstance(seen, Unknown)
+    assert f"sglang:{name} is '{value}'" in seen.message
+
+
+@pytest.mark.parametrize("missing", GOOD)
+def test_a_renamed_metric_is_unknown_and_its_names_are_said(missing: str) -> None:
+    page = "".join(f"sglang:{metric} {good}\n" for metric, good in GOOD.items() if metric != missing)
+    seen = observe(page)
+    assert isinstance(seen, Unknown)
+    assert seen.reason is Reason.METRICS_MISSING
+    assert f"sglang:{missing} or sglang_{missing}" in seen.message
+
+
+@pytest.mark.parametrize("counter", ["sglang:generation_tokens_total 5", 'sglang:realtime_tokens_total{mode="decode"} 5'])
+def test_an_engine_that_has_counted_tokens_and_has_no_gauges_is_not_idle(counter: str) -> None:
+    seen = observe(f"sglang:max_total_num_tokens 8192\n{counter}\n")
+    assert isinstance(seen, Unknown)
+    assert seen.reason is Reason.METRICS_MISSING
+
+
+def test_a_page_of_something_else_is_no_idle_engine() -> None:
+    seen = observe("vllm:num_requests_running 5\nprocess_cpu_seconds_total 3\n")
+    assert isinstance(seen, Unknown)
+    assert seen.reason is Reason.METRICS_MISSING
+    for name in ("sglang:num_running_reqs", "sglang_num_running_reqs", "specserver_running_requests"):
+        assert name in seen.message
+
+
+def test_a_percentage_is_no_fraction() -> None:
+    seen = observe("sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\nsglang:token_usage 45\n")
+    assert isinstance(seen, Unknown)
+    assert "above 1" in seen.message
+
+
+# ---- tokens a second -----------------------------------------------------------------------------------------------------
+
+IDLE = "sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\nsglang:token_usage 0\n"
+
+
+def rates_of(counters: list[str], *, step_seconds: float = 10.0) -> list[float | None]:
+    rates, seen = TokenRates(), []
+    for index, counter in enumerate(counters):
+        load = observe(IDLE + counter, rates=rates, at=NOW + index * step_seconds)
+        assert isinstance(load, PodLoad)
+        seen.append(load.tokens_per_second)
+    return seen
+
+
+def test_a_rate_needs_two_looks_and_a_reset_gives_none() -> None:
+    totals = [f"sglang:generation_tokens_total {total}\n" for total in (5000, 5200, 30, 90)]
+    assert rates_of(totals) == [None, 20.0, None, 6.0]
+
+
+def test_tokens_of_finished_requests_add_up_over_their_labels() -> None:
+    def page(streamed: int, whole: int) -> str:
+        return (
+            f'sglang:generation_tokens_total{{is_streaming="true"}} {streamed}\n'
+            f'sglang:generation_tokens_total{{is_streaming="false"}} {whole}\n'
+        )
+
+    assert rates_of([page(0, 100), page(50, 150)]) == [None, 10.0]
+
+
+def test_decode_tokens_count_once_per_tensor_parallel_group_and_prefill_not_at_all() -> None:
+    def page(decoded: int) -> str:
+        lines = [
+            f'sglang:realtime_tokens_total{{dp_rank="{dp}",tp_rank="{tp}",mode="decode"}} {decoded}'
+            for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
+        ]
+        prefill = 'sglang:realtime_tokens_total{dp_rank="0",tp_rank="0",mode="prefill_compute"} 9999'
+        gauges = [
+            f'sglang:{name}{{dp_rank="{dp}"}} 0'
+            for name in ("num_running_reqs", "num_queue_reqs", "token_usage")
+            for dp in (0, 1)
+        ]
+        return "\n".join([*lines, prefill, *gauges]) + "\n"
+
+    rates = TokenRates()
+    observe(page(100), rates=rates)
+    seen = observe(page(150), rates=rates, at=NOW + 10)
+    assert isinstance(seen, PodLoad)
+    assert seen.tokens_per_second == 10.0
+
+
+def test_the_counter_that_counts_each_step_is_preferred_and_a_change_of_counter_gives_no_rate() -> None:
+    finished = "sglang:generation_tokens_total 1000\n"
+    step = 'sglang:realtime_tokens_total{mode="decode"} %d\n'
+    assert rates_of([finished, finished + step % 5000, finished + step % 5100]) == [None, None, 10.0]
+
+
+def test_looks_close_together_share_a_rate() -> None:
+    rates = TokenRates()
+    assert rates.rate("u", "c", 100, NOW) is None
+    assert rates.rate("u", "c", 200, NOW + 10) == 10.0
+    assert rates.rate("u", "c", 200, NOW + 10) == 10.0
+    assert rates.rate("u", "c", 900, NOW + 10.1) == 10.0
+    assert rates.rate("u", "c", 300, NOW + 20) == 10.0
+
+
+def test_a_clock_that_jumps_back_gives_no_rate() -> None:
+    rates = TokenRates()
+    rates.rate("u", "c", 100, NOW)
+    assert rates.rate("u", "c", 200, NOW - 3600) is None
+    assert rates.rate("u", "c", 300, NOW - 3590) == 10.0
+
+
+def test_pods_that_are_gone_are_forgotten() -> None:
+    rates = TokenRates()
+    rates.rate("gone", "c", 100, NOW)
+    rates.rate("here", "c", 100, NOW + 890)
+    rates.forget(NOW + 900)
+    assert rates.rate("gone", "c", 200, NOW + 901) is None
+    assert rates.rate("here", "c", 210, NOW + 901) == 10.0
+
+
+# ---- the server's load ---------------------------------------------------------------------------------------------------
+
+
+def load_of(name: str, running: float) -> PodLoad:
+    return PodLoad(name, running, 0, 0, None, NOW)
+
+
+def test_an_unknown_replica_does_not_poison_the_others() -> None:
+    broken = Unknown(Reason.SCRAPE_ERROR, "connection refused")
+    load = assemble_load([(build_pod("m-0"), load_of("m-0", 7)), (build_pod("m-1"), broken)])
+    assert isinstance(load, Load)
+    assert load.running == 7
+    assert not load.complete
+    assert [(one.pod, one.message) for one in load.unknown] == [("m-1", "connection refused")]
+
+
+def test_a_load_of_which_nothing_is_known_names_pods_and_the_gravest_reason() -> None:
+    replicas = [
+        (build_pod(f"m-{index}"), Unknown(Reason.SCRAPE_ERROR if index == 4 else Reason.METRICS_MISSING, f"cause {index}"))
+        for index in range(5)
+    ]
+    load = assemble_load(replicas)
+    assert isinstance(load, LoadUnknown)
+    assert load.reason == Reason.SCRAPE_ERROR
+    assert load.message.startswith("pod m-0: cause 0; pod m-1: cause 1;")
+    assert load.message.endswith("and 2 pods more")
+
+
+def test_draining_replicas_are_observed_and_those_on_their_way_out_are_not() -> None:
+    pods = [
+        build_pod("serving"),
+        build_pod("draining", serving=False, draining_since=NOW),
+        build_pod("loading", ready=False),
+        build_pod("going", terminating=True),
+    ]
+    assert [pod.name for pod in replicas_to_observe(pods)] == ["serving", "draining"]
