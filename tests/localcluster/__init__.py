@@ -7,5 +7,16 @@
 from tests.localcluster.apiserver import ApiServer, start_apiserver
 from tests.localcluster.base import LocalCluster
 from tests.localcluster.errors import ClusterError
+from tests.localcluster.node import Node, node_down, node_up
+from tests.localcluster.packages import ensure_packages
 
-__all__ = ["ApiServer", "ClusterError", "LocalCluster", "start_apiserver"]
+__all__ = [
+    "ApiServer",
+    "ClusterError",
+    "LocalCluster",
+    "Node",
+    "ensure_packages",
+    "node_down",
+    "node_up",
+    "start_apiserver",
+]

@@ -107,7 +107,8 @@ def _start(work: Path, kubeconfig: Path, binaries: Mapping[str, Path], *, with_c
         # 2. etcd and the API server together: the second waits for the first by itself
         start("etcd", etcd_flags(work / "etcd", port=etcd_port, peer_port=peer_port))
         start("kube-apiserver", apiserver_flags(
-            pki, work, bind="127.0.0.1", advertise="127.0.0.1", port=port, etcd_port=etcd_port, service_cidr=SERVICE_CIDR,
+            pki, work / "apiserver", bind="127.0.0.1", advertise="127.0.0.1", port=port,
+            etcd_port=etcd_port, service_cidr=SERVICE_CIDR,
         ))  # fmt: skip
         wait(lambda: answers(url, pki), f"{url}/readyz")
         # 3. controllers: that they work shows in what they make
@@ -120,7 +121,7 @@ def _start(work: Path, kubeconfig: Path, binaries: Mapping[str, Path], *, with_c
                 config = write_kubeconfig(work / f"{program}.kubeconfig", pki, program, url, name=name)
                 start(program, [*client_flags(config, work / program, port=client_port), *flags])
             account = "/api/v1/namespaces/default/serviceaccounts/default"
-            wait(lambda: answers(url, pki, path=account), "the default service account, made by the controller-manager")
+            wait(lambda: answers(url, pki, account), "the default service account, made by the controller-manager")
         undo.pop_all()
     return ApiServer(name, kubeconfig, url=url, directory=work, children=tuple(running.values()))
 

@@ -65,6 +65,7 @@ MODULES = (
         f"-s -w -X {_VERSION}.gitVersion=v{KUBERNETES_VERSION} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36",
     ),
     Module("dns", {"coredns": "."}),
+    Module("pause", {"pause": "."}),
 )  # fmt: skip
 BUILT = frozenset(name for module in MODULES for name in module.packages)
 

@@ -28,7 +28,7 @@ def etcd_flags(data: Path, *, port: int, peer_port: int) -> list[str]:
 
 
 def apiserver_flags(
-    pki: Pki, work: Path, *, bind: str, advertise: str, port: int, etcd_port: int, service_cidr: str
+    pki: Pki, certificates: Path, *, bind: str, advertise: str, port: int, etcd_port: int, service_cidr: str
 ) -> list[str]:
     """RBAC and the Node authorizer; admission by the defaults (ServiceAccount, PodSecurity, …) plus NodeRestriction."""
     return [
@@ -37,7 +37,7 @@ def apiserver_flags(
         f"--advertise-address={advertise}",
         f"--secure-port={port}",
         f"--service-cluster-ip-range={service_cidr}",
-        f"--cert-dir={work / 'apiserver'}",
+        f"--cert-dir={certificates}",
         f"--tls-cert-file={pki.certificate('api')}",
         f"--tls-private-key-file={pki.key('api')}",
         f"--client-ca-file={pki.authority}",
@@ -75,12 +75,16 @@ def client_flags(kubeconfig: Path, certificates: Path, *, port: int) -> list[str
     ]
 
 
-def answers(url: str, pki: Pki, *, client: str = "admin", path: str = "/readyz") -> bool:
-    """Whether the API server answers 200 there, asked over its certified connection."""
+def fetch(url: str, pki: Pki, path: str, *, client: str = "admin") -> bytes | None:
+    """What the API server answers there, asked over its certified connection; None unless that is a 200."""
     context = ssl.create_default_context(cafile=str(pki.authority))
     context.load_cert_chain(pki.certificate(client), pki.key(client))
     try:
         with urlopen(url + path, timeout=5.0, context=context) as response:
-            return bool(response.status == 200)
+            return bytes(response.read()) if response.status == 200 else None
     except (URLError, OSError, http.client.HTTPException):
-        return False
+        return None
+
+
+def answers(url: str, pki: Pki, path: str = "/readyz") -> bool:
+    return fetch(url, pki, path) is not None

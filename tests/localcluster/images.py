@@ -311,8 +311,10 @@ def check_size(recipe: Recipe, size_bytes: int) -> None:
 
 def remove_old_versions(builder: Builder, recipe: Recipe) -> None:
     """The newest few stay: another clone may be about to push one of them."""
-    listed = builder.output("images", "--format={{.Repository}}:{{.Tag}}", f"localhost/{recipe.repository}").split()
-    for reference in listed[KEPT_VERSIONS:]:  # newest first
+    columns = "{{.Name}}:{{.Tag}}" if builder.program == "buildah" else "{{.Repository}}:{{.Tag}}"
+    listed = builder.output("images", f"--format={columns}").split()  # newest first
+    ours = [reference for reference in listed if reference.startswith(f"localhost/{recipe.repository}:")]
+    for reference in ours[KEPT_VERSIONS:]:
         builder.output("rmi", reference)
 
 

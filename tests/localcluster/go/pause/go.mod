@@ -1,0 +1,3 @@
+module node-pause
+
+go 1.26.0
