@@ -134,6 +134,7 @@ class Cluster:
     def __post_init__(self) -> None:
         for _ in range(self.replicas):
             self._make(age=3600)
+        self._share_requests()
 
     @property
     def live(self) -> list[Pod]:
@@ -160,7 +161,10 @@ class Cluster:
         for pod in self.live:
             if not pod.ready and self.now - pod.created_at >= self.load_seconds:
                 self._write(pod, phase="Running", scheduled=True, started=True, ready=True)
-        # 3. Requests: shared by the Service's replicas; the others finish what they have.
+        self._share_requests()
+
+    def _share_requests(self) -> None:
+        """Over the Service's replicas; the others finish what they have."""
         share = self.demand(self.now - NOW) / max(1, len(self.serving))
         for pod in self.live:
             if pod in self.serving:

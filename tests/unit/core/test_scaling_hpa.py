@@ -166,14 +166,16 @@ def test_the_short_history_decides_like_the_full_one(
     up_rules, down_rules = rules(
         scaleUp={"stabilizationWindowSeconds": up}, scaleDown={"stabilizationWindowSeconds": down}
     )
-    now, full, short = NOW, [], ()
+    now = NOW
+    full: list[Recommendation] = []
+    short: tuple[Recommendation, ...] = ()
     for seconds, replicas in steps:
         now += seconds
         full.append(Recommendation(now, replicas))
         short = add_recommendation(short, replicas, now)
     decisions = {
         stabilize(current=current, wanted=wanted, recommendations=r, up=up_rules, down=down_rules, now=now)
-        for r in (full, short)
+        for r in (tuple(full), short)
     }
     assert len(decisions) == 1
     assert len(short) <= 10
