@@ -22,7 +22,7 @@ lint: $(SETUP) ## ruff, mypy strict, import contracts
 	@$(PYTHON) -m tests.tiers lint
 
 demo: $(SETUP) ## The whole story on this machine, about eight minutes; KEEP=1 leaves it up, CONTEXT=name uses a cluster of yours
-	@$(PYTHON) -m demo
+	@PYTHONPATH=operator $(PYTHON) -m demo
 
 cluster-up: $(SETUP) ## A Kubernetes node on this machine
 	@$(PYTHON) -m tests.localcluster up --size node

@@ -1,0 +1,78 @@
+"""`make demo`. Environment: KEEP=1 leaves everything up; CONTEXT=name uses that cluster, with REGISTRY=host:port for images."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from demo.manifests import NAMESPACE
+from demo.report import HONEST, write_report
+from demo.story import OPERATOR_NAMESPACE, run_story
+from tests.localcluster import ClusterError, LocalCluster, node_down, node_up
+from tests.localcluster.base import named_context, write_context_kubeconfig
+from tests.localcluster.packages import ensure_packages
+from tests.localcluster.progress import say
+
+DIRECTORY = Path(__file__).resolve().parent
+
+
+@contextmanager
+def a_cluster(*, keep: bool) -> Iterator[LocalCluster]:
+    """The cluster that CONTEXT names, else a node on this machine that is gone afterwards."""
+    context = named_context()
+    if context:
+        if not os.environ.get("REGISTRY"):
+            raise ClusterError(
+                "CONTEXT needs REGISTRY=host:port: a registry that this machine pushes to and the cluster pulls from"
+            )
+        with tempfile.TemporaryDirectory() as directory:
+            kubeconfig = write_context_kubeconfig(context, Path(directory) / "kubeconfig")
+            yield LocalCluster(context, kubeconfig, os.environ["REGISTRY"])
+        return
+    ensure_packages()
+    node = node_up()
+    try:
+        yield node
+    finally:
+        if keep:
+            say(
+                f"left up (KEEP=1); look around with:  {node.kubectl_path} --kubeconfig={node.kubeconfig} --namespace {NAMESPACE} get ssv -w"
+            )
+            say("take it down with:  make cluster-down")
+        else:
+            say("taking the node down")
+            node_down(node.name)
+
+
+def main() -> int:
+    began = time.monotonic()
+    keep = os.environ.get("KEEP", "") not in ("", "0")
+    print(HONEST, flush=True)
+    try:
+        with a_cluster(keep=keep) as cluster:
+            try:
+                assert cluster.registry is not None
+                record = run_story(cluster, cluster.registry)
+            finally:
+                if named_context() and not keep:
+                    for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
+                        cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
+            picture, table = write_report(record, DIRECTORY)
+    except KeyboardInterrupt:
+        print("interrupted: everything is taken down", file=sys.stderr)
+        return 130
+    except (ClusterError, RuntimeError, TimeoutError, OSError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    print(table.read_text())
+    say(f"{picture} and {table.name}; the whole demo took {(time.monotonic() - began) / 60:.1f} min")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

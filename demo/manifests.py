@@ -1,0 +1,160 @@
+"""What the demo puts into the cluster beside the chart: a namespace, a Prometheus, the example, and the clients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specserver.api import labels
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMESPACE = "demo"
+SERVER = "tiny"
+PROMETHEUS = "prometheus"
+
+PHASES = (("quiet", 2, 40), ("busy", 24, 90), ("quiet again", 2, 65))
+"""Name, requests in flight, seconds."""
+
+Object = dict[str, Any]
+
+
+def build_namespace() -> list[Object]:
+    """Its pods have to meet the baseline of Pod Security."""
+    enforced = {"pod-security.kubernetes.io/enforce": "baseline"}
+    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": enforced}}]
+
+
+def build_prometheus(image: str) -> list[Object]:
+    """A Prometheus that finds the engines' pods by label and scrapes them every two seconds."""
+    settings = {
+        "global": {"scrape_interval": "2s", "scrape_timeout": "2s"},
+        "scrape_configs": [
+            {
+                "job_name": "engines",
+                "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"names": [NAMESPACE]}}],
+                "relabel_configs": [
+                    {
+                        "source_labels": [
+                            "__meta_kubernetes_pod_label_specserver_io_server",
+                            "__meta_kubernetes_pod_container_port_name",
+                        ],
+                        "regex": ".+;http",
+                        "action": "keep",
+                    },
+                    {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+                    {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+                ],
+            }
+        ],
+    }
+    metadata = {"name": PROMETHEUS, "namespace": NAMESPACE}
+    app = {"app": PROMETHEUS}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": metadata,
+            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": PROMETHEUS},
+            "subjects": [{"kind": "ServiceAccount", "name": PROMETHEUS, "namespace": NAMESPACE}],
+        },
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"prometheus.yml": yaml.safe_dump(settings)}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"selector": app, "ports": [{"port": 9090}]},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata,
+            "spec": {
+                "selector": {"matchLabels": app},
+                "template": {
+                    "metadata": {"labels": app},
+                    "spec": {
+                        "serviceAccountName": PROMETHEUS,
+                        "containers": [
+                            {
+                                "name": PROMETHEUS,
+                                "image": image,
+                                "imagePullPolicy": "Always",
+                                "args": ["--config.file=/etc/prometheus-demo/prometheus.yml", "--storage.tsdb.path=/data"],
+                                "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
+                                "volumeMounts": [
+                                    {"name": "settings", "mountPath": "/etc/prometheus-demo"},
+                                    {"name": "data", "mountPath": "/data"},
+                                ],
+                            }
+                        ],
+                        "volumes": [
+                            {"name": "settings", "configMap": {"name": PROMETHEUS}},
+                            {"name": "data", "emptyDir": {}},
+                        ],
+                    },
+                },
+            },
+        },
+    ]
+
+
+def build_server(engine_image: str) -> list[Object]:
+    """examples/tiny-cpu.yaml with this cluster's image and the demo's Prometheus, and quicker to look."""
+    server = yaml.safe_load((ROOT / "examples" / "tiny-cpu.yaml").read_text())
+    server["metadata"]["namespace"] = NAMESPACE
+    spec = server["spec"]
+    spec["engine"]["image"] = engine_image
+    spec["metrics"] = {
+        "interval": "2s",
+        "staleness": "20s",
+        "prometheus": {"url": f"http://{PROMETHEUS}.{NAMESPACE}.svc:9090"},
+    }
+    spec["scaling"]["behavior"] = {"scaleDown": {"stabilizationWindowSeconds": 15}}
+    return [server]
+
+
+def build_traffic(image: str) -> list[Object]:
+    """The clients, as one pod that sends and reports."""
+    port = yaml.safe_load((ROOT / "examples" / "tiny-cpu.yaml").read_text())["spec"]["engine"].get("port", 30000)
+    metadata = {"name": "traffic", "namespace": NAMESPACE}
+    key = {"secretKeyRef": {"name": labels.keys_secret_name(SERVER), "key": labels.API_KEY_ENTRY}}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": {"traffic.py": (ROOT / "demo" / "traffic.py").read_text()},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [
+                    {
+                        "name": "traffic",
+                        "image": image,
+                        "command": ["python", "/traffic/traffic.py"],
+                        "env": [
+                            {"name": "URL", "value": f"http://{SERVER}.{NAMESPACE}.svc:{port}/generate"},
+                            {"name": "PHASES", "value": json.dumps(PHASES)},
+                            {"name": "API_KEY", "valueFrom": key},
+                        ],
+                        "volumeMounts": [{"name": "script", "mountPath": "/traffic"}],
+                    }
+                ],
+                "volumes": [{"name": "script", "configMap": {"name": "traffic"}}],
+            },
+        },
+    ]
