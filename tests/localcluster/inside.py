@@ -18,9 +18,8 @@ from pathlib import Path
 from tests.localcluster.components import answers
 from tests.localcluster.network import UPLINK
 from tests.localcluster.pki import Pki
-from tests.localcluster.plan import Daemon, Plan, read_plan
+from tests.localcluster.plan import EMPTIED, Daemon, Plan, read_plan
 
-COVERED = ("/run", "/var/lib", "/var/log")  # the node has its own; nothing of the machine's may be needed from there
 _POLL_SECONDS = 0.05
 
 
@@ -49,7 +48,7 @@ def mount(plan: Plan) -> None:
     Shared propagation: a volume that the kubelet mounts has to show up in containerd, and stays in this namespace.
     """
     run("mount", "--make-rshared", "/")
-    for directory in ("/run", "/var/lib"):
+    for directory in EMPTIED:
         run("mount", "-t", "tmpfs", "-o", "mode=755", "specserver-node", directory)
     for directory in ("/run/lock", "/run/netns"):
         Path(directory).mkdir()

@@ -23,13 +23,12 @@ from tests.localcluster.base import LocalCluster, named_context, write_context_k
 from tests.localcluster.cgroups import create_cgroup, remove_cgroup
 from tests.localcluster.components import answers
 from tests.localcluster.errors import ClusterError
-from tests.localcluster.inside import COVERED
 from tests.localcluster.layout import NODE_NAME, Addresses, Instance
 from tests.localcluster.network import Network, connect, disconnect, observe_networks, plan_subnet
-from tests.localcluster.packages import NODE, OFFER, SYSTEM_PATH, ensure_packages
+from tests.localcluster.packages import NODE, OFFER, SYSTEM_PATH, ensure_packages, find_tool
 from tests.localcluster.paths import REPOSITORY, cache_root, check_instance, default_instance, short_hash, state_root
 from tests.localcluster.pki import create_pki, write_kubeconfig
-from tests.localcluster.plan import build_dns, build_files, build_plan
+from tests.localcluster.plan import COVERED, build_dns, build_files, build_plan
 from tests.localcluster.processes import (
     ProcessIdentity,
     file_lock,
@@ -150,8 +149,7 @@ def _start(instance: Instance, paths: Mapping[str, Path]) -> Node:
     _make_directories(instance)
     record = replace(_read_record(instance), cgroup_controllers=create_cgroup(instance.cgroup))
     _write_record(instance, record)
-    for module in ("br_netfilter", "overlay"):
-        subprocess.run(["modprobe", "--quiet", module])  # failing means built in, or the node says what it misses
+    _load_modules()
     # 2. the network, and process 1 that lives in it
     with file_lock(_MACHINE_LOCK):
         subnet = plan_subnet(
@@ -196,6 +194,13 @@ def _start(instance: Instance, paths: Mapping[str, Path]) -> Node:
     instance.ready_mark.write_text(programs.build_key())
     say(f"node {instance.name} is ready after {time.monotonic() - began:.1f} s")
     return node
+
+
+def _load_modules() -> None:
+    """Where the kernel has them as modules. They stay: somebody else may have come to use them by the time of `down`."""
+    for module, sign in (("br_netfilter", Path("/proc/sys/net/bridge")), ("overlay", Path("/sys/module/overlay"))):
+        if not sign.exists() and (modprobe := find_tool("modprobe")):
+            subprocess.run([modprobe, module], check=False)  # built in without a sign, or the node will say what it misses
 
 
 def _make_directories(instance: Instance) -> None:

@@ -34,7 +34,6 @@ NODE = (
     Tool("iptables", "iptables"),
     Tool("conntrack", "conntrack"),
     Tool("ip", "iproute2"),
-    Tool("modprobe", "kmod"),
     Tool("unshare", "util-linux"),
     Tool("openssl", "openssl"),
     Tool("docker-registry", "docker-registry"),

@@ -14,6 +14,11 @@ from pathlib import Path
 from tests.localcluster.components import apiserver_flags, client_flags, etcd_flags, manager_flags
 from tests.localcluster.layout import API_PORT, ETCD_PEER_PORT, ETCD_PORT, NODE_NAME, Addresses, Instance
 
+# The node has its own /run, /var/lib and /var/log, the first two empty and in memory, so that sockets, network namespaces
+# and caches of container programs never touch the machine's.
+EMPTIED = ("/run", "/var/lib")
+COVERED = (*EMPTIED, "/var/log")
+
 # The kubelet insists on these machine-wide settings. It is shown files of ours in their place: the machine keeps its own.
 KUBELET_SYSCTLS = {
     "vm/overcommit_memory": "1",
