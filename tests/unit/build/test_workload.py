@@ -35,6 +35,11 @@ def test_selectors_reach_the_pods_they_should() -> None:
     assert service.items() <= on_pod
 
 
+def test_a_node_drain_takes_one_replica_and_any_that_is_broken() -> None:
+    spec = build_all(make_server())["disruption"]["spec"]
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
 def test_service_finds_the_port_by_name() -> None:
     [port] = build_service(make_server({"engine.port": 8123}))["spec"]["ports"]
     [container_port] = engine_container({"engine.port": 8123})["ports"]
