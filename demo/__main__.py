@@ -40,9 +40,8 @@ def a_cluster(*, keep: bool) -> Iterator[LocalCluster]:
         yield node
     finally:
         if keep:
-            say(
-                f"left up (KEEP=1); look around with:  {node.kubectl_path} --kubeconfig={node.kubeconfig} --namespace {NAMESPACE} get ssv -w"
-            )
+            look = f"{node.kubectl_path} --kubeconfig={node.kubeconfig} --namespace {NAMESPACE} get ssv -w"
+            say(f"left up (KEEP=1); look around with:  {look}")
             say("take it down with:  make cluster-down")
         else:
             say("taking the node down")

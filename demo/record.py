@@ -13,7 +13,10 @@ from typing import Any
 from demo.manifests import NAMESPACE, SERVER
 from tests.localcluster import LocalCluster
 
-SHOWN = "{clock}  {ready:5} {reason:18} {mode:6} steps {steps:4} running {running:>3} queued {queued:>3} {rate:>6} tok/s  accept {accept:4} replicas {replicas}"
+SHOWN = (
+    "{clock}  {ready:5} {reason:18} {mode:6} steps {steps:4} running {running:>3} queued {queued:>3} {rate:>6} tok/s"
+    "  accept {accept:4} replicas {replicas}"
+)
 
 
 @dataclass(frozen=True)

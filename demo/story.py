@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -131,14 +132,12 @@ def push_images(registry: str) -> dict[str, str]:
 
 
 def install_operator(cluster: LocalCluster, image: str) -> None:
-    import subprocess
-
     say("helm install specserver")
     repository, _, digest = image.partition("@")
     subprocess.run(
         [
-            str(cluster.helm), f"--kubeconfig={cluster.kubeconfig}", "upgrade", "--install", "specserver", str(ROOT / "charts" / "specserver"),
-            "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s",
+            str(cluster.helm), f"--kubeconfig={cluster.kubeconfig}", "upgrade", "--install", "specserver",
+            str(ROOT / "charts" / "specserver"), "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s",
             "--set", f"image.repository={repository}", "--set", f"image.digest={digest}", "--set", "logFormat=text",
         ],
         check=True,
