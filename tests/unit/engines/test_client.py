@@ -76,6 +76,7 @@ async def test_the_fake_engine_switches_by_its_load(session: aiohttp.ClientSessi
             assert isinstance(state, EngineState)
             steps.append(state.ranks[0].steps)
     assert steps == [3, 0, 0, 3]
+    assert isinstance(state, EngineState)
     assert state.ranks[0].switches == 2
 
 
