@@ -110,7 +110,7 @@ def _merged(one: Values, other: Values) -> dict[str, Any]:
         pytest.param({"monitors": {"podMonitor": {"interval": "soon"}}}, "'/monitors/podMonitor/interval'", id="interval"),
         pytest.param({"imagePullSecrets": ["a"]}, "'/imagePullSecrets/0': got string, want object", id="pull secret"),
         pytest.param({"serviceAccount": {"create": False}}, "serviceAccount.name: needed", id="no account"),
-        pytest.param({"extraEnv": [{"name": "POD_NAME", "value": "a"}]}, "extraEnv: POD_NAME is set by the chart", id="ours"),
+        pytest.param({"extraEnv": [{"name": "SPECSERVER_PORT"}]}, "extraEnv: SPECSERVER_PORT is set by the chart", id="ours"),
         pytest.param({"extraEnv": [{"name": "A"}, {"name": "A"}]}, "extraEnv: A stands there twice", id="variable twice"),
     ],
 )

@@ -50,7 +50,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{/* The operator's environment. A name that stands twice is an error: server-side apply refuses it, in words of its own. */}}
 {{- define "specserver.env" -}}
-{{- $own := list "SPECSERVER_NAMESPACES" "SPECSERVER_LOG_LEVEL" "SPECSERVER_LOG_FORMAT" "SPECSERVER_PORT" "POD_NAMESPACE" "POD_NAME" -}}
+{{- $own := list "SPECSERVER_NAMESPACES" "SPECSERVER_LOG_LEVEL" "SPECSERVER_LOG_FORMAT" "SPECSERVER_PORT" -}}
 {{- $seen := dict -}}
 {{- range .Values.extraEnv -}}
 {{- if has .name $own -}}
@@ -69,22 +69,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   value: {{ .Values.logFormat }}
 - name: SPECSERVER_PORT
   value: "8080"
-- name: POD_NAMESPACE
-  valueFrom:
-    fieldRef:
-      fieldPath: metadata.namespace
-- name: POD_NAME
-  valueFrom:
-    fieldRef:
-      fieldPath: metadata.name
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
 
 {{/*
-What the operator may do where it watches. Server-side apply needs `create` and `patch`; nothing is ever deleted, owner
-references do that.
+What the operator may do where it watches: what it does, and no more. Server-side apply needs `create` and `patch`; nothing is
+ever deleted, owner references do that.
 */}}
 {{- define "specserver.rules" -}}
 - apiGroups: [specserver.io]
@@ -92,7 +84,7 @@ references do that.
   verbs: [get, list, watch]
 - apiGroups: [specserver.io]
   resources: [speculativeservers/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 # Owner references with blockOwnerDeletion: clusters with the admission plugin OwnerReferencesPermissionEnforcement demand it.
 - apiGroups: [specserver.io]
   resources: [speculativeservers/finalizers]
@@ -103,22 +95,23 @@ references do that.
 # Which revision a pod belongs to.
 - apiGroups: [apps]
   resources: [replicasets]
-  verbs: [get, list]
+  verbs: [list]
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, watch, create, patch]
 # `patch` takes a pod out of the Service before it goes.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
-# Keys that a SpeculativeServer names, and those that the operator makes. Each is fetched by name: no list, no watch.
+  verbs: [list, watch, patch]
+# Keys that a SpeculativeServer names, and those that the operator makes. Each is read by name: no list, no watch. Those that
+# are there stay as they are: no patch.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, patch]
+  verbs: [get, create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
