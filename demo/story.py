@@ -137,7 +137,8 @@ def install_operator(cluster: LocalCluster, image: str) -> None:
     subprocess.run(
         [
             str(cluster.helm), f"--kubeconfig={cluster.kubeconfig}", "upgrade", "--install", "specserver",
-            str(ROOT / "charts" / "specserver"), "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s",
+            str(ROOT / "charts" / "specserver"), "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
+            "--wait", "--timeout", "120s",
             "--set", f"image.repository={repository}", "--set", f"image.digest={digest}", "--set", "logFormat=text",
         ],
         check=True,

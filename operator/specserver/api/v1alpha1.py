@@ -46,8 +46,8 @@ class Model(Node):
         description="Branch, tag or commit of an `hf://` model. Default: the hub's default branch.",
     )  # fmt: skip
     served_name: str | None = Field(
-        None, min_length=1, max_length=255,
-        description="Model name that the API answers to. Default: the resource's name.",
+        None, min_length=1, max_length=255, pattern="^[^:]*$",
+        description="Model name that the API answers to, without colons (SGLang reads an adapter's name after one). Default: the resource's name.",
     )  # fmt: skip
     token_secret_ref: SecretKeyRef | None = Field(
         None, description="Secret entry with the token for a gated `hf://` model (environment `HF_TOKEN`)."
