@@ -47,7 +47,8 @@ class Model(Node):
     )  # fmt: skip
     served_name: str | None = Field(
         None, min_length=1, max_length=255, pattern="^[^:]*$",
-        description="Model name that the API answers to, without colons (SGLang reads an adapter's name after one). Default: the resource's name.",
+        description="Model name that the API answers to, without colons: SGLang reads an adapter's name after one. Default:"
+        " the resource's name.",
     )  # fmt: skip
     token_secret_ref: SecretKeyRef | None = Field(
         None, description="Secret entry with the token for a gated `hf://` model (environment `HF_TOKEN`)."
