@@ -1,0 +1,179 @@
+"""EAGLE3 on the attention-heavy models: control, modes, metrics, and outputs under all of it. Only an admin key is set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine import scenarios
+from tests.engine.conftest import PROMPTS, TOKENS, Speculating
+from tests.engine.scenarios import TOP, count_rounds
+from tests.engine.server import ADMIN_KEY, LADDER, Server, policy_document, wait_until
+
+POLICY = "/specserver/v1/policy"
+STATE = "/specserver/v1/state"
+
+
+@pytest.fixture(scope="module")
+def server(eagle3_random: Speculating) -> Server:
+    return eagle3_random.server
+
+
+def test_starts_with_the_policy_of_the_file(server: Server) -> None:
+    state = server.state()
+    assert (state["armed"], state["reason"], state["rank"]) == (True, "", "tp0")
+    assert (state["revision"], state["policy"]) == (1, policy_document())
+    assert f"armed on rank tp0: ladder {LADDER}" in server.log()
+
+
+def test_outputs_while_load_switches(eagle3_random: Speculating) -> None:
+    before = eagle3_random.server.metrics()
+    scenarios.check_outputs_while_load_switches(eagle3_random)
+    after = eagle3_random.server.metrics()
+    for reason in ("AboveDisable", "BelowEnable"):
+        name = f'specserver_switches_total{{reason="{reason}"}}'
+        assert after.get(name, 0) > before.get(name, 0), name
+
+
+def test_outputs_while_policy_switches(eagle3_random: Speculating) -> None:
+    scenarios.check_outputs_while_policy_switches(eagle3_random)
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("Always", TOP), ("Never", 0)])
+def test_mode_fixes_the_step_count_whatever_the_load(eagle3_random: Speculating, mode: str, steps: int) -> None:
+    server = eagle3_random.server
+    server.set_policy(mode=mode)
+    assert server.state()["steps"] == steps  # also while nobody asks for anything
+    with count_rounds(server) as rounds:
+        quiet = server.generate_all(PROMPTS[:2], TOKENS, concurrency=1)
+        busy = server.generate_all(PROMPTS[2:], TOKENS, concurrency=12)
+    assert eagle3_random.wrong(quiet + busy) == []
+    assert {k for k, count in rounds.items() if count} == {steps}
+
+
+def test_observe_says_what_it_would_do_and_does_not(eagle3_random: Speculating) -> None:
+    server = eagle3_random.server
+    server.set_policy(mode="Observe")
+    with count_rounds(server) as rounds, server.background_load(PROMPTS[:12], TOKENS) as outputs:
+        wait_until(lambda: server.state()["decidedSteps"] == 0, 10, "the rule would stop speculating")
+        assert server.state()["steps"] == TOP
+    wait_until(lambda: server.state()["decidedSteps"] == TOP, 10, "the rule would speculate again")
+    assert eagle3_random.wrong(outputs, of=slice(12)) == []
+    assert {k for k, count in rounds.items() if count} == {TOP}
+
+
+def test_another_ladder_takes_effect_at_once(server: Server) -> None:
+    server.set_policy(mode="Auto", steps=[0, 2])
+    assert server.state()["steps"] == 2
+    server.set_policy(mode="Auto")
+    assert server.state()["steps"] == TOP
+
+
+@pytest.mark.parametrize(
+    "key", [None, "wrong", ADMIN_KEY[:-1], ADMIN_KEY + "x", "\xfc\xdf"], ids=["none", "wrong", "short", "long", "latin-1"]
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", POLICY), ("PUT", POLICY), ("GET", STATE)])
+def test_wrong_key_is_refused(server: Server, method: str, path: str, key: str | None) -> None:
+    revision = server.state()["revision"]
+    reply = server.call(method, path, policy_document(revision=10**6) if method == "PUT" else None, key=key)
+    assert reply.status == 401
+    assert "admin key" in reply.body["error"]
+    assert server.state()["revision"] == revision
+
+
+def test_put_is_read_back_from_every_rank(server: Server) -> None:
+    revision = server.state()["revision"] + 1
+    document = policy_document(revision=revision, disableAbove=9, enableBelow=5)
+    reply = server.call("PUT", POLICY, document, key=ADMIN_KEY)
+    assert (reply.status, reply.body) == (200, {"revision": revision, "ranks": [{"rank": "tp0", "revision": revision}]})
+    assert server.call("GET", POLICY, key=ADMIN_KEY).body == {"revision": revision, "policy": document}
+    assert server.call("PUT", POLICY, document, key=ADMIN_KEY).status == 200, "the same revision again is no conflict"
+    assert server.metrics()["specserver_policy_revision"] == revision
+
+
+def test_older_revision_conflicts(server: Server) -> None:
+    server.set_policy()
+    current = server.state()["revision"]
+    reply = server.put_policy(revision=current - 1)
+    assert reply.status == 409
+    assert (reply.body["field"], reply.body["current"]) == ("revision", current)
+    assert server.state()["revision"] == current
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"{", ""),
+        (b"[]", ""),
+        (policy_document(revision=10**6, steps=[0, 1, 5]), "steps"),
+        (policy_document(revision=10**6, steps=[1, 2]), "steps"),
+        (policy_document(revision=10**6, mode="auto"), "mode"),
+        (policy_document(revision=10**6, enableBelow=6), "enableBelow"),
+        (policy_document(revision=10**6, minDwellSeconds=-1), "minDwellSeconds"),
+        (policy_document(revision=10**6, colour="red"), "colour"),
+        (policy_document(revision="7"), "revision"),
+    ],
+    ids=["no JSON", "no object", "rung not captured", "ladder without 0", "mode", "bounds", "dwell", "unknown", "revision"],
+)
+def test_invalid_policy_is_refused_by_field(server: Server, body: object, field: str) -> None:
+    before = server.state()
+    reply = server.call("PUT", POLICY, body, key=ADMIN_KEY)
+    assert (reply.status, reply.body["field"]) == (422, field)
+    assert reply.body["error"]
+    assert server.state()["policy"] == before["policy"]
+
+
+def test_unknown_path_and_method(server: Server) -> None:
+    assert server.call("GET", "/specserver/v1/nothing", key=ADMIN_KEY).status == 404
+    assert server.call("DELETE", POLICY, key=ADMIN_KEY).status == 405
+
+
+def test_load_in_state_and_metrics_is_live(server: Server) -> None:
+    """16 run, the others wait; both numbers are right within moments, and 0 when the server falls idle."""
+    server.set_policy(mode="Auto")
+    with server.background_load(PROMPTS[:20], tokens=200):
+        wait_until(lambda: loads(server) == (16, 4, 16, 4), 15, lambda: f"16 running, 4 queued; {loads(server)}")
+    wait_until(lambda: loads(server) == (0, 0, 0, 0), 0.5, lambda: f"idle; {loads(server)}")
+
+
+def loads(server: Server) -> tuple[float, ...]:
+    state, metrics = server.state(), server.metrics()
+    return (
+        state["running"],
+        state["queued"],
+        metrics["specserver_running_requests"],
+        metrics["specserver_queued_requests"],
+    )
+
+
+def test_metrics_agree_with_the_state(server: Server) -> None:
+    server.set_policy(mode="Always")
+    server.generate(PROMPTS[0], TOKENS)
+    state, metrics = server.state(), server.metrics()
+    assert metrics["specserver_armed"] == 1
+    assert metrics["specserver_steps"] == state["steps"] == TOP
+    for steps, count in state["rounds"].items():
+        assert metrics[f'specserver_rounds_total{{steps="{steps}"}}'] == count
+    switches = [value for name, value in metrics.items() if name.startswith("specserver_switches_total")]
+    assert sum(switches) == state["switches"] == state["switchesLastHour"]
+    assert metrics["specserver_accept_length"] == pytest.approx(state["acceptLength"])
+    assert 1 <= state["acceptLength"] < 1.5, "random drafts are hardly ever right"
+
+
+def test_key_is_nowhere_to_be_read(server: Server) -> None:
+    for process in server.processes():
+        assert ADMIN_KEY.encode() not in Path(f"/proc/{process}/cmdline").read_bytes(), process
+    assert ADMIN_KEY not in server.log()
+    shown = server.call("GET", "/server_info")
+    assert shown.status == 200, "without an ordinary key this is open to everybody"
+    assert shown.body["admin_api_key"] == "********"
+    for path in ("/server_info", "/get_server_info", "/model_info", "/v1/models", "/v1/loads", "/metrics"):
+        assert ADMIN_KEY not in server.call("GET", path).text, path
+
+
+def test_sigterm_ends_it_in_order(server: Server) -> None:
+    """Last, since nothing runs after it."""
+    server.process.terminate()
+    assert server.process.wait(timeout=60) == 0
+    wait_until(lambda: not server.processes(), 10, lambda: f"left behind: {server.processes()}")
