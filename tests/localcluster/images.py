@@ -271,6 +271,7 @@ def debootstrap_command(packages: str, target: Path) -> list[str]:
     return [
         "mmdebstrap",
         "--variant=minbase",
+        "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",  # else a package merges /usr at its installation, with 50 MB of Perl
         f"--include={','.join(names)}",
         '--aptopt=APT::Install-Recommends "false"',
         *(f"--dpkgopt=path-exclude=/usr/share/{what}/*" for what in ("doc", "info", "locale", "man")),
