@@ -19,8 +19,10 @@ can't be read counts as in the HPA. After a start, and after the load was unknow
 window of scale-down, the present replicas count as a recommendation, so that nobody who has only just begun to look removes
 anything. Replicas whose drain was under way at a start are left out of it: that decision had been made, and is carried on.
 
-A scale-down is only a number here; `drain.py` takes the replicas one by one. A draining replica still counts, with its
-load: leaving it out would let the average rise with every drain, and the drain would end itself.
+A scale-down is only a number here; `drain.py` takes the replicas one by one. A draining replica counts as gone already, and
+the requests that it still has as the others': so the tolerance is that of the replicas that will be left, as it would be
+under the HPA, which removes at once. Counted as present it would make every drain of a load near a boundary turn back.
+Back to service it goes without a wait, a window or a speed limit, because its GPU was never given up.
 
 Rejected: a margin for scale-down on top (Dynamo's planner asks that the load of N fits N - 1 with a fifth to spare). The
 HPA's ceiling already projects the whole load on fewer replicas, and who wants more damping has `behavior`.
@@ -115,7 +117,8 @@ def plan_scaling(
     # 3. What each target asks for.
     if isinstance(load, LoadUnknown):
         return _hold(current_replicas, f"the load is unknown: {load.message}", _report_active(load), blind)
-    asks = [_ask(target, pods, load, current_replicas, up, down) for target in scaling.targets]
+    present = current_replicas - count_drains(pods, current_replicas)
+    asks = [_ask(target, pods, load, present, up, down) for target in scaling.targets]
     known = [ask for ask in asks if ask.replicas is not None]
     wanted = max((ask.replicas for ask in known if ask.replicas is not None), default=current_replicas)
     if not known or (len(known) < len(asks) and wanted < current_replicas):
@@ -128,9 +131,10 @@ def plan_scaling(
         ConditionType.SCALING_ACTIVE, Status.TRUE, Reason.VALID_METRIC_FOUND, f"the replica count follows from {metrics}"
     )
 
-    # 4. Recent recommendations.
-    seen = _recommendations(history, current_replicas - count_drains(pods, current_replicas), down, now)
-    stable = hpa.stabilize(current=current_replicas, wanted=wanted, recommendations=seen, up=up, down=down, now=now)
+    # 4. Recent recommendations. A draining replica that is wanted again serves again at once.
+    seen = _recommendations(history, present, down, now)
+    stable = hpa.stabilize(current=present, wanted=wanted, recommendations=seen, up=up, down=down, now=now)
+    stable = max(stable, min(wanted, current_replicas))
     seen = hpa.add_recommendation(seen, wanted, now)
     able = _report_able(wanted, stable, seen, since=_last_change(history, now - down.window_seconds))
 
@@ -143,14 +147,15 @@ def plan_scaling(
             text = f"waiting up to {FLIP_GRACE_SECONDS:g} s for engines that are going over to plain decode"
             able = _condition(ConditionType.ABLE_TO_SCALE, Status.TRUE, Reason.SCALE_UP_STABILIZED, text)
 
-    # 6. Bounds and speed limits.
+    # 6. Bounds and speed limits. On the way down a drain under way has used its share already.
+    under_way = (hpa.Rescale(now, current_replicas - present),) if stable < current_replicas else ()
     desired, limit_reason, limit_text = hpa.limit(
-        current=current_replicas,
+        current=present if under_way else current_replicas,
         wanted=stable,
         minimum=scaling.min_replicas,
         maximum=scaling.max_replicas,
         scale_ups=history.scale_ups,
-        scale_downs=history.scale_downs,
+        scale_downs=(*history.scale_downs, *under_way),
         up=up,
         down=down,
         now=now,
@@ -200,21 +205,24 @@ class _Ask:
 def _ask(
     target: v1alpha1.Target, pods: Sequence[Pod], load: Load, current: int, up: hpa.Rules, down: hpa.Rules
 ) -> _Ask:
-    values, unready, missing = [], 0, 0
+    values, leaving, unready, missing = [], 0.0, 0, 0
     for pod in pods:
         if pod.terminating or pod.phase in ("Succeeded", "Failed"):
             continue
         sample = load.of(pod.name)
         value = math.nan if sample is None else _value(target.metric, sample)
         if not pod.ready:
-            unready += 1
-        elif math.isfinite(value):
+            unready += pod.draining_since is None
+        elif not math.isfinite(value):
+            missing += 1
+        elif pod.draining_since is None:
             values.append(value)
         else:
-            missing += 1
+            leaving += value
     wanted = float(target.value)
     if not values:
         return _Ask(target.metric.value, wanted, math.nan, None)
+    values = [value + leaving / len(values) for value in values]
     replicas = hpa.recommend_replicas(
         current=current,
         target=wanted,

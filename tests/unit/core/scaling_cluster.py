@@ -164,13 +164,15 @@ class Cluster:
         self._share_requests()
 
     def _share_requests(self) -> None:
-        """Over the Service's replicas; the others finish what they have."""
-        share = self.demand(self.now - NOW) / max(1, len(self.serving))
+        """Over the Service's replicas; the others finish what they have, and what they have runs nowhere else."""
+        leaving = 0.0
         for pod in self.live:
-            if pod in self.serving:
-                self.running[pod.name] = share
-            elif pod.ready and pod.draining_since is not None and self.now - pod.draining_since >= self.drain_seconds:
+            if pod.draining_since is not None and self.now - pod.draining_since >= self.drain_seconds:
                 self.running[pod.name] = 0.0
+            if pod not in self.serving:
+                leaving += self.running.get(pod.name, 0.0)
+        for pod in self.serving:
+            self.running[pod.name] = max(0.0, self.demand(self.now - NOW) - leaving) / len(self.serving)
 
     def observe_load(self) -> Load | LoadUnknown:
         hidden = self.unreadable(self.now - NOW)

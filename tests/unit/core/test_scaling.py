@@ -92,8 +92,33 @@ DECISIONS: dict[str, tuple[dict[str, Any], Load, int, list[tuple[str, str]]]] = 
         [("True", "SucceededRescale"), ACTIVE, FREE]),
     "unreadable on the way down counts as full": ({}, a_load(5, 5, None), 2, [READY, ACTIVE, FREE]),
     "unreadable on the way up counts as empty": ({}, a_load(28, 28, None), 3, [READY, ACTIVE, FREE]),
-    "a draining replica counts with its load": (
+    "a draining replica counts as gone": (
         {"on": [*pods(2), draining("p2", NOW - 9)]}, a_load(20, 20, 0), 2, [READY, ACTIVE, FREE]),
+    "its requests count as the others', within their tolerance": (
+        {"on": [*pods(2), draining("p2", NOW - 9)]}, a_load(18, 18, 8), 2, [READY, ACTIVE, FREE]),
+    "and above it the replica is wanted back": (
+        {"on": [*pods(2), draining("p2", NOW - 9)]}, a_load(18, 18, 9), 3, [READY, ACTIVE, FREE]),
+    "a draining replica that can't be read is no reason to turn back": (
+        {"on": [*pods(2), draining("p2", NOW - 9)]}, a_load(9, 9, None), 2, [READY, ACTIVE, FREE]),
+    "a draining replica that isn't ready doesn't come": (
+        {"on": [*pods(2), draining("p2", NOW - 9, ready=False)]}, a_load(30, 30), 3, [READY, ACTIVE, FREE]),
+    "a drain under way has used the speed limit": (
+        {"on": [*pods(4), draining("p4", NOW - 9)],
+         "scaling": a_scaling(behavior={"scaleDown": {"policies": [
+             {"type": "Pods", "value": 1, "periodSeconds": 60}]}})},
+        a_load(1, 1, 1, 1, 1), 4, [READY, ACTIVE, ("True", "ScaleDownLimit")]),
+    "wanted back although scale-up is disabled": (
+        {"on": [*pods(2), draining("p2", NOW - 9)],
+         "scaling": a_scaling(behavior={"scaleUp": {"selectPolicy": "Disabled"}})},
+        a_load(40, 40, 9), 3, [READY, ACTIVE, ("True", "ScaleUpLimit")]),
+    "wanted back although the window of scale-up is long": (
+        {"on": [*pods(2), draining("p2", NOW - 9)],
+         "history": ScalingHistory(recommendations=(Recommendation(NOW - 5, 2),)),
+         "scaling": a_scaling(behavior={"scaleUp": {"stabilizationWindowSeconds": 600}})},
+        a_load(40, 40, 9), 3, [("True", "ScaleUpStabilized"), ACTIVE, FREE]),
+    "more than wanted back": (
+        {"on": [*pods(2), draining("p2", NOW - 9)]}, a_load(40, 40, 5), 5,
+        [("True", "SucceededRescale"), ACTIVE, FREE]),
     "tolerance of the resource, up": (
         {"scaling": a_scaling(behavior={"scaleUp": {"tolerance": "0.5"}})}, a_load(29, 29), 2, [READY, ACTIVE, FREE]),
     "scale-up disabled": (
@@ -354,6 +379,13 @@ def test_the_wait_is_bounded_even_where_engines_go_back_and_forth() -> None:
         history = result.history
         seen.append((second, result.desired_replicas > 2))
     assert seen == [(second, second >= FLIP_GRACE_SECONDS) for second in range(0, 60, 5)]
+
+
+def test_a_draining_replica_comes_back_without_waiting_for_the_engines() -> None:
+    engines = {"p0": an_engine("p0", last_switch_at=NOW - 1)}
+    result = plan(a_load(80, 80, 5), on=[*pods(2), draining("p2", NOW - 9)], engines=engines)
+    assert result.desired_replicas == 3
+    assert says(result)[0] == ("True", "ScaleUpStabilized")
 
 
 def test_the_wait_ends_when_the_engines_have_solved_it() -> None:
