@@ -33,9 +33,10 @@ cluster-down: $(SETUP) ## Take it down again
 images: $(SETUP) ## Build the images
 	@$(PYTHON) -m tests.localcluster.images build
 
-generate: $(SETUP) ## The CRD from the types, for crds/ and the chart
+generate: $(SETUP) ## The CRD and docs/fields.md from the types
 	@PYTHONPATH=operator $(PYTHON) -m specserver.api.crd > crds/specserver.io_speculativeservers.yaml
 	@cp crds/specserver.io_speculativeservers.yaml charts/specserver/files/crd.yaml
+	@PYTHONPATH=operator $(PYTHON) tools/reference.py > docs/fields.md
 
 lock: $(SETUP) ## Pin the dependencies of pyproject.toml anew
 	@$(PYTHON) tools/lock.py
