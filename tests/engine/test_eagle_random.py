@@ -27,6 +27,7 @@ def test_a_few_errors_are_counted_and_the_plugin_stays(
     eagle_random: Speculating, faults_file: Path, fault: str, hook: str
 ) -> None:
     server = eagle_random.server
+    server.set_policy(mode="Auto")
     before = server.state()["hookErrors"]
     faults_file.write_text(json.dumps({fault: MAX_ERRORS_A_HOOK - 1}))
     outputs = server.generate_all(PROMPTS, TOKENS, concurrency=12)

@@ -17,6 +17,7 @@ import sys
 from types import FrameType
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
+SERVER = (sys.executable, "-m", "specserver.plugin.serve")
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     for each in FORWARDED:
         signal.signal(each, forward)
     # 2. The child, and what arrived while it was being made.
-    child = subprocess.Popen([sys.executable, "-m", "specserver.plugin.serve", *arguments])
+    child = subprocess.Popen([*SERVER, *arguments])
     for number in early:
         _send(child.pid, number)
     # 3. Reap whoever ends, until it is the child.

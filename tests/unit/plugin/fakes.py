@@ -1,0 +1,101 @@
+"""An engine, a clock and a metrics sink that remember."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from specserver.plugin.state import Rank
+from specserver.policy.decision import Observation, Reason
+from specserver.policy.document import Policy, parse_policy
+
+LADDER = (0, 1, 2, 3)
+
+
+@dataclass
+class FakeEngine:
+    running: int = 0
+    queued: int = 0
+    current: int = 3
+    activations: list[int] = field(default_factory=list)
+    error: Exception | None = None
+
+    def steps(self) -> int:
+        return self.current
+
+    def activate(self, steps: int) -> None:
+        if self.error is not None:
+            raise self.error
+        self.activations.append(steps)
+        self.current = steps
+
+    def load(self) -> Observation:
+        return Observation(running=self.running, queued=self.queued)
+
+
+@dataclass
+class FakeMetrics:
+    """Calls in order, as (name, value)."""
+
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+    def set_armed(self, armed: bool) -> None:
+        self.calls.append(("armed", armed))
+
+    def set_steps(self, steps: int) -> None:
+        self.calls.append(("steps", steps))
+
+    def set_load(self, load: Observation) -> None:
+        self.calls.append(("load", load))
+
+    def set_accept_length(self, tokens: float | None) -> None:
+        self.calls.append(("accept_length", tokens))
+
+    def set_policy_revision(self, revision: int) -> None:
+        self.calls.append(("revision", revision))
+
+    def count_round(self, steps: int) -> None:
+        self.calls.append(("round", steps))
+
+    def count_switch(self, reason: Reason) -> None:
+        self.calls.append(("switch", reason))
+
+    def count_hook_error(self, hook: str) -> None:
+        self.calls.append(("hook_error", hook))
+
+    def values(self, name: str) -> list[Any]:
+        return [value for called, value in self.calls if called == name]
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def document(**changes: object) -> dict[str, Any]:
+    base = {
+        "revision": 1, "mode": "Auto", "strategy": "Threshold", "steps": [0, 1, 2, 3], "disableAbove": 8, "enableBelow": 4,
+        "minDwellSeconds": 0,
+    }  # fmt: skip
+    return {**base, **changes}
+
+
+def policy(**changes: object) -> Policy:
+    return parse_policy(document(**changes))
+
+
+def make_rank(engine: FakeEngine | None = None, metrics: FakeMetrics | None = None, **arguments: Any) -> Rank:
+    """An armed rank without a policy, on a ladder of 0 to 3."""
+    arguments = {"ladder": LADDER, **arguments}
+    return Rank("tp0", engine or FakeEngine(), metrics or FakeMetrics(), **arguments)
+
+
+def turn(rank: Rank) -> None:
+    """One scheduler turn of a rank that is alone: what it orders, it follows."""
+    rank.observe_load()
+    order = rank.next_order()
+    if order is not None:
+        rank.follow(order)

@@ -1,0 +1,55 @@
+"""What stands on /metrics, from two scheduler processes through prometheus_client's multi-process files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+SCHEDULER = """
+import sys
+from specserver.plugin.metrics import PrometheusMetrics
+from specserver.policy.decision import Observation, Reason
+armed, running, revision = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+metrics = PrometheusMetrics()
+metrics.set_armed(bool(armed))
+metrics.set_load(Observation(running=running, queued=2))
+metrics.set_policy_revision(revision)
+metrics.set_steps(3)
+metrics.set_accept_length(None)
+metrics.set_accept_length(2.5)
+metrics.count_round(3)
+metrics.count_switch(Reason.ABOVE_DISABLE)
+metrics.count_hook_error("turn")
+"""
+
+
+def test_metrics_of_two_schedulers(tmp_path: Path) -> None:
+    variables = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY / "operator")}
+    for arguments in (("1", "5", "9"), ("0", "7", "8")):
+        subprocess.run([sys.executable, "-c", SCHEDULER, *arguments], env=variables, check=True)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))  # type: ignore[no-untyped-call]
+    expected = {
+        ("specserver_armed", ()): 0,
+        ("specserver_running_requests", ()): 12,
+        ("specserver_queued_requests", ()): 4,
+        ("specserver_policy_revision", ()): 8,
+        ("specserver_steps", ()): 3,
+        ("specserver_accept_length", ()): 2.5,
+        ("specserver_rounds_total", (("steps", "3"),)): 2,
+        ("specserver_switches_total", (("reason", "AboveDisable"),)): 2,
+        ("specserver_hook_errors_total", (("hook", "turn"),)): 2,
+    }
+    samples = {
+        (sample.name, tuple(sample.labels.items())): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+    assert samples == expected

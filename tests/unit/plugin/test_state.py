@@ -1,0 +1,200 @@
+"""One rank: orders, switches, counters, what it lets go of, and ranks that must stay together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specserver.plugin.state import ACCEPTANCE_WINDOW_ROUNDS, MAX_ERRORS_A_HOOK, Rank
+from specserver.policy.decision import Observation, Reason
+from tests.unit.plugin.fakes import Clock, FakeEngine, FakeMetrics, make_rank, policy, turn
+
+
+def test_without_a_policy_it_leaves_the_engine_alone() -> None:
+    engine = FakeEngine(running=100)
+    rank = make_rank(engine)
+    turn(rank)
+    assert (rank.in_control, engine.activations) == (False, [])
+    assert rank.report()["reason"] == "no policy yet"
+
+
+def test_switches_by_load_and_counts_why() -> None:
+    engine, metrics = FakeEngine(running=9), FakeMetrics()
+    rank = make_rank(engine, metrics)
+    rank.set_policy(policy())
+    turn(rank)
+    engine.running = 0
+    turn(rank)
+    assert engine.activations == [0, 3]
+    assert metrics.values("switch") == [Reason.INITIAL, Reason.BELOW_ENABLE]
+    assert metrics.values("steps")[-2:] == [0, 3]
+    assert rank.report()["switches"] == 2
+
+
+def test_says_an_order_once() -> None:
+    rank = make_rank()
+    rank.set_policy(policy())
+    order = rank.next_order()
+    assert order == {"steps": 3, "decidedSteps": 3, "reason": "Initial"}
+    rank.follow(order)
+    assert rank.next_order() is None
+
+
+def test_says_an_order_again_until_it_is_followed() -> None:
+    engine = FakeEngine(running=9, error=RuntimeError("no"))
+    rank = make_rank(engine)
+    rank.set_policy(policy())
+    rank.observe_load()
+    order = rank.next_order()
+    assert order is not None
+    with pytest.raises(RuntimeError):
+        rank.follow(order)
+    assert rank.next_order() == order
+
+
+def test_a_new_policy_counts_from_the_next_turn_even_when_idle() -> None:
+    engine = FakeEngine()
+    rank = make_rank(engine)
+    rank.set_policy(policy())
+    turn(rank)
+    rank.set_policy(policy(revision=2, mode="Never"))
+    turn(rank)
+    assert (engine.current, rank.report()["revision"]) == (0, 2)
+
+
+def test_observe_reports_the_rule_s_steps_beside_its_own() -> None:
+    engine = FakeEngine(running=9)
+    rank = make_rank(engine)
+    rank.set_policy(policy(mode="Observe"))
+    turn(rank)
+    report = rank.report()
+    assert (report["steps"], report["decidedSteps"], engine.activations) == (3, 0, [])
+
+
+def test_load_is_written_only_where_it_changed() -> None:
+    engine, metrics = FakeEngine(), FakeMetrics()
+    rank = make_rank(engine, metrics)
+    for running in (2, 2, 0, 0):
+        engine.running = running
+        turn(rank)
+    assert metrics.values("load") == [Observation(0, 0), Observation(2, 0), Observation(0, 0)]
+
+
+def test_a_round_counts_under_its_own_steps() -> None:
+    metrics = FakeMetrics()
+    rank = make_rank(FakeEngine(current=0), metrics)
+    rank.record_round(3, [2, 3])
+    rank.record_round(0, [0, 0])
+    assert rank.report()["rounds"] == {"0": 1, "3": 1}
+    assert metrics.values("round") == [3, 0]
+
+
+def test_accept_length_is_the_newest_rounds_with_drafts() -> None:
+    rank = make_rank()
+    assert rank.accept_length is None
+    rank.record_round(0, [0])
+    assert rank.accept_length is None, "plain rounds say nothing"
+    rank.record_round(3, [])
+    assert rank.accept_length is None, "nor do rounds whose requests are all gone"
+    rank.record_round(3, [3, 0])
+    assert rank.accept_length == 2.5
+    for _ in range(ACCEPTANCE_WINDOW_ROUNDS):
+        rank.record_round(1, [1])
+    assert rank.accept_length == 2.0
+
+
+def test_switches_of_the_last_hour() -> None:
+    wall, engine = Clock(10_000.0), FakeEngine()
+    rank = make_rank(engine, wall=wall)
+    for revision, (mode, at) in enumerate([("Never", 10_000.0), ("Always", 12_000.0), ("Never", 13_500.0)], start=1):
+        wall.now = at
+        rank.set_policy(policy(revision=revision, mode=mode))
+        turn(rank)
+    wall.now = 13_700.0
+    report = rank.report()
+    assert (report["switches"], report["switchesLastHour"], report["lastSwitchAt"]) == (3, 2, 13_500.0)
+
+
+def test_report_is_json() -> None:
+    rank = make_rank()
+    rank.set_policy(policy())
+    turn(rank)
+    rank.record_round(3, [1])
+    assert json.loads(json.dumps(rank.report())) == rank.report()
+
+
+# ---- trouble ------------------------------------------------------------------------------------------------------------
+
+
+def fail(rank: Rank, times: int, hook: str = "turn") -> None:
+    for _ in range(times):
+        rank.note_error(hook, ValueError("broken"))
+
+
+def test_lets_go_after_several_errors_of_one_hook() -> None:
+    metrics = FakeMetrics()
+    rank = make_rank(metrics=metrics)
+    rank.set_policy(policy())
+    fail(rank, MAX_ERRORS_A_HOOK - 1)
+    fail(rank, MAX_ERRORS_A_HOOK - 1, hook="result")
+    assert rank.in_control, "each hook has its own count"
+    fail(rank, 1)
+    assert (rank.armed, rank.in_control, rank.next_order()) == (False, False, None)
+    assert rank.reason == "hook turn failed 5 times, at last with ValueError: broken"
+    assert metrics.values("armed") == [True, False]
+    assert rank.report()["hookErrors"] == 2 * MAX_ERRORS_A_HOOK - 1
+
+
+def test_an_order_on_its_way_is_not_followed_after_letting_go() -> None:
+    engine = FakeEngine(running=9)
+    rank = make_rank(engine)
+    rank.set_policy(policy())
+    rank.observe_load()
+    order = rank.next_order()
+    assert order is not None
+    fail(rank, MAX_ERRORS_A_HOOK)
+    rank.follow(order)
+    assert engine.activations == []
+
+
+# ---- several ranks ------------------------------------------------------------------------------------------------------
+
+
+def make_group() -> tuple[Rank, Rank, FakeEngine, FakeEngine]:
+    first, second = FakeEngine(running=9), FakeEngine(running=9)
+    deciding = make_rank(first, alone=False)
+    other = make_rank(second, alone=False, deciding=False)
+    for rank in (deciding, other):
+        rank.set_policy(policy())
+        rank.observe_load()
+    return deciding, other, first, second
+
+
+def test_only_one_rank_decides_and_all_follow() -> None:
+    deciding, other, first, second = make_group()
+    assert other.next_order() is None
+    order = deciding.next_order()
+    assert order is not None
+    for rank in (deciding, other):
+        rank.follow(order)
+    assert first.activations == second.activations == [0]
+
+
+def test_a_group_lets_go_together() -> None:
+    deciding, other, *_ = make_group()
+    fail(deciding, MAX_ERRORS_A_HOOK)
+    assert deciding.in_control, "alone it would run other steps than the rest"
+    order = deciding.next_order()
+    assert order is not None
+    assert set(order) == {"disarm"}
+    for rank in (deciding, other):
+        rank.follow(order)
+    assert (deciding.in_control, other.in_control) == (False, False)
+    assert deciding.reason == other.reason
+
+
+def test_a_rank_that_does_not_decide_never_lets_go_by_itself() -> None:
+    _, other, *_ = make_group()
+    fail(other, 2 * MAX_ERRORS_A_HOOK)
+    assert other.in_control
