@@ -25,7 +25,7 @@ from tests.localcluster.components import answers
 from tests.localcluster.errors import ClusterError
 from tests.localcluster.layout import NODE_NAME, Addresses, Instance
 from tests.localcluster.network import Network, connect, disconnect, observe_networks, plan_subnet
-from tests.localcluster.packages import NODE, OFFER, SYSTEM_PATH, ensure_packages, find_tool
+from tests.localcluster.packages import NODE, OFFER, SYSTEM_PATH, ensure_packages, find_tool, missing_packages
 from tests.localcluster.paths import REPOSITORY, cache_root, check_instance, default_instance, short_hash, state_root
 from tests.localcluster.pki import create_pki, write_kubeconfig
 from tests.localcluster.plan import COVERED, build_dns, build_files, build_plan
@@ -43,6 +43,7 @@ from tests.localcluster.progress import say
 _MACHINE_LOCK = Path("/run/lock/specserver-network.lock")
 _CAP_SYS_RESOURCE = 24
 _START_SECONDS = 120.0
+_SOCKET_PATH_LIMIT = 107
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,14 @@ def check_machine(instance: Instance) -> None:
     if not sys.platform.startswith("linux"):
         raise ClusterError(f"a node takes Linux, and this is {sys.platform}. {OFFER}")
     if os.geteuid() != 0:
-        raise ClusterError(f"a node takes root: it makes namespaces, mounts and cgroups. {OFFER}")
+        packages = missing_packages(NODE)
+        also = f" It also takes these Debian packages, which are missing: {' '.join(packages)}." if packages else ""
+        raise ClusterError(f"a node takes root: it makes namespaces, mounts and cgroups.{also} {OFFER}")
+    if len(f"{instance.containerd_socket}.ttrpc") > _SOCKET_PATH_LIMIT:
+        raise ClusterError(
+            f"{instance.containerd_socket}.ttrpc is too long for a socket ({_SOCKET_PATH_LIMIT} characters at most); "
+            "set XDG_STATE_HOME to a shorter path"
+        )
     for path in (instance.directory, cache_root(), REPOSITORY, Path(sys.prefix)):
         for covered in COVERED:
             if path.is_relative_to(covered):

@@ -1,0 +1,56 @@
+"""A process number proves nothing: identity is number and start time, and finding is by the exact command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.localcluster.processes import find_processes, free_ports, read_identity, read_parent, wait_until
+
+SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", SLEEP, "mine"]) as process:
+        yield process
+        process.kill()
+
+
+def test_found_by_the_end_of_the_command_line_word_by_word(sleeper: subprocess.Popen[bytes]) -> None:
+    wait_until(lambda: bool(find_processes([SLEEP, "mine"])), "it is found", timeout_seconds=10)
+    assert [one.pid for one in find_processes([SLEEP, "mine"])] == [sleeper.pid]
+    assert find_processes([SLEEP, "min"]) == []
+    assert find_processes([SLEEP, "mine", "too"]) == []
+
+
+def test_a_number_that_was_given_to_another_process_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    identity = read_identity(sleeper.pid)
+    assert identity is not None
+    stale = replace(identity, start_ticks=identity.start_ticks - 1)
+    assert not stale.alive()
+    stale.kill()
+    assert sleeper.poll() is None
+    identity.kill()
+    assert sleeper.wait(timeout=10) == -9
+    assert not identity.alive()
+    identity.kill()  # gone: harmless
+
+
+def test_a_dead_process_that_nobody_has_waited_for_is_not_alive() -> None:
+    process = subprocess.Popen(["true"])
+    wait_until(lambda: read_identity(process.pid) is None, "it is a zombie", timeout_seconds=10)
+    process.wait()
+
+
+def test_parent(sleeper: subprocess.Popen[bytes]) -> None:
+    assert read_parent(sleeper.pid) == os.getpid()
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(20))) == 20
