@@ -133,11 +133,6 @@ def check_machine(instance: Instance) -> None:
         packages = missing_packages(NODE)
         also = f" It also takes these Debian packages, which are missing: {' '.join(packages)}." if packages else ""
         raise ClusterError(f"a node takes root: it makes namespaces, mounts and cgroups.{also} {OFFER}")
-    if len(f"{instance.containerd_socket}.ttrpc") > _SOCKET_PATH_LIMIT:
-        raise ClusterError(
-            f"{instance.containerd_socket}.ttrpc is too long for a socket ({_SOCKET_PATH_LIMIT} characters at most); "
-            "set XDG_STATE_HOME to a shorter path"
-        )
     for path in (instance.directory, cache_root(), REPOSITORY, Path(sys.prefix)):
         for covered in COVERED:
             if path.is_relative_to(covered):
@@ -145,6 +140,11 @@ def check_machine(instance: Instance) -> None:
                     f"{path}: the node has a {covered} of its own and would not see it; move it, or set "
                     "XDG_STATE_HOME and XDG_CACHE_HOME to directories elsewhere"
                 )
+    if len(f"{instance.containerd_socket}.ttrpc") > _SOCKET_PATH_LIMIT:
+        raise ClusterError(
+            f"{instance.containerd_socket}.ttrpc is too long for a socket ({_SOCKET_PATH_LIMIT} characters at most); "
+            "set XDG_STATE_HOME to a shorter path"
+        )
 
 
 # ---- up -----------------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_directory_that_the_node_would_not_see(variable: str, monkeypatch: pyt
 
 def test_a_path_too_long_for_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/tmp/" + "long/" * 20)
-    with pytest.raises(ClusterError, match="too long for a socket.*XDG_STATE_HOME"):
+    with pytest.raises(ClusterError, match=r"too long for a socket.*XDG_STATE_HOME"):
         node_up()
 
 
