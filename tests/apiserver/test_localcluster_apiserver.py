@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.localcluster import ApiServer, ClusterError, start_apiserver
+from tests.localcluster import ApiServer, ClusterError, LocalCluster, node_down, node_up, start_apiserver
 from tests.localcluster.paths import REPOSITORY
 from tests.localcluster.processes import read_identity, wait_until
 
@@ -132,3 +132,43 @@ def test_an_unknown_context_is_an_error(controlled: ApiServer, tmp_path: Path, m
     monkeypatch.setenv("CONTEXT", "nowhere")
     with pytest.raises(ClusterError, match="CONTEXT=nowhere"):
         start_apiserver(tmp_path)
+
+
+def test_a_node_from_a_named_context_is_that_cluster(
+    controlled: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))
+    monkeypatch.setenv("CONTEXT", controlled.name)
+    monkeypatch.setenv("REGISTRY", "registry.example:5000")
+    given = node_up()
+    assert given.registry == "registry.example:5000"
+    given.kubectl("get", "namespace", "default")
+    node_down()
+    controlled.wait_ready()
+
+
+def test_a_proxy_of_the_user_is_not_asked_for_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with start_apiserver(tmp_path) as api:
+        api.wait_ready()
+
+
+def test_from_the_command_line_it_runs_until_interrupted() -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "tests.localcluster", "up", "--size", "apiserver"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    exported = dict(line.removeprefix("export ").strip().split("=", 1) for line in (run.stdout.readline() for _ in range(3)))
+    cluster = LocalCluster("from the command line", Path(exported["KUBECONFIG"]))
+    cluster.kubectl("get", "serviceaccount", "default")
+    run.send_signal(signal.SIGINT)
+    assert run.wait(timeout=20) == 130
+    with pytest.raises(ClusterError):
+        cluster.kubectl("get", "--raw", "/readyz")
+    assert not Path(exported["KUBECONFIG"]).exists()

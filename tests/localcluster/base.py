@@ -41,6 +41,7 @@ class LocalCluster:
             capture_output=True,
             text=True,
             timeout=timeout_seconds,
+            env=os.environ | self._no_proxy(),
         )
         if done.returncode != 0:
             raise ClusterError(f"kubectl {shlex.join(arguments)}: {done.stderr.strip()}")
@@ -64,7 +65,15 @@ class LocalCluster:
     def environment(self) -> dict[str, str]:
         """What `python -m tests.localcluster env` prints."""
         values = {"KUBECONFIG": str(self.kubeconfig), "KUBECTL": str(self.kubectl_path), "HELM": str(self.helm)}
-        return values | ({"REGISTRY": self.registry} if self.registry else {})
+        return values | ({"REGISTRY": self.registry} if self.registry else {}) | self._no_proxy()
+
+    def _no_proxy(self) -> dict[str, str]:
+        """Where the user's programs go through a proxy: an exception for this machine's own node."""
+        if self.registry is None or not ({"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} & os.environ.keys()):
+            return {}
+        there = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+        exceptions = ",".join(filter(None, [there, self.registry.partition(":")[0]]))
+        return {"NO_PROXY": exceptions, "no_proxy": exceptions}
 
 
 def named_context() -> str | None:
