@@ -155,7 +155,10 @@ def test_operator_does_its_work_with_the_rights_of_the_chart_and_needs_them_all(
     with run_operator(api, helm.render(values, release="op", namespace=HOME), tmp_path) as operator:
 
         def wait(condition: Any, what: str) -> None:
-            wait_until(condition, f"{what}\n{log_tail(operator.log)}", timeout_seconds=60, check=operator.check)
+            try:
+                wait_until(condition, what, timeout_seconds=60, check=operator.check)
+            except ClusterError as error:
+                pytest.fail(f"{error}\n{log_tail(operator.log)}")
 
         # 1. It comes up, and makes what a server needs.
         wait(lambda: operator.answers("/readyz") and operator.answers("/healthz"), "the operator is ready")
