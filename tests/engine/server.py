@@ -143,12 +143,15 @@ class Server:
         except urllib.error.HTTPError as error:
             return Reply(error.code, error.read().decode())
 
-    def state(self) -> dict[str, Any]:
-        """The first rank's state."""
+    def states(self) -> list[dict[str, Any]]:
+        """Every rank's state, as of the same scheduler turn."""
         reply = self.call("GET", "/specserver/v1/state", key=self.config.admin_key)
         assert reply.status == 200, reply
-        rank: dict[str, Any] = reply.body["ranks"][0]
-        return rank
+        ranks: list[dict[str, Any]] = reply.body["ranks"]
+        return ranks
+
+    def state(self) -> dict[str, Any]:
+        return self.states()[0]
 
     def put_policy(self, **changes: object) -> Reply:
         """Puts a policy with the next revision, the defaults below and these changes."""
