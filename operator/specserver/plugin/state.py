@@ -79,7 +79,8 @@ class Rank:
         self._order: Order | None = None
         self._disarm_order: Order | None = None
         self._switch_times: deque[float] = deque(maxlen=MAX_REMEMBERED_SWITCHES)
-        self._acceptance: deque[tuple[int, int]] = deque(maxlen=ACCEPTANCE_WINDOW_ROUNDS)
+        self._acceptance: deque[tuple[int, int]] = deque()
+        self._accepted_tokens, self._accepted_rows = 0, 0
         self._metrics.set_armed(self.armed)
         self._metrics.set_load(self.load)
         self._metrics.set_steps(engine.steps())
@@ -143,14 +144,22 @@ class Rank:
         self.rounds[steps] += 1
         self._metrics.count_round(steps)
         if steps > 0 and correct_drafts:
-            self._acceptance.append((sum(correct_drafts) + len(correct_drafts), len(correct_drafts)))
+            self._add_acceptance(sum(correct_drafts) + len(correct_drafts), len(correct_drafts))
             self._metrics.set_accept_length(self.accept_length)
 
     @property
     def accept_length(self) -> float | None:
         """Tokens that a request gained per round with drafts, over the newest such rounds."""
-        rows = sum(rows for _, rows in self._acceptance)
-        return sum(tokens for tokens, _ in self._acceptance) / rows if rows else None
+        return self._accepted_tokens / self._accepted_rows if self._accepted_rows else None
+
+    def _add_acceptance(self, tokens: int, rows: int) -> None:
+        """Keeps the sums over the window beside it: they are wanted each round."""
+        self._acceptance.append((tokens, rows))
+        if len(self._acceptance) > ACCEPTANCE_WINDOW_ROUNDS:
+            old_tokens, old_rows = self._acceptance.popleft()
+            tokens, rows = tokens - old_tokens, rows - old_rows
+        self._accepted_tokens += tokens
+        self._accepted_rows += rows
 
     # ---- policy ---------------------------------------------------------------------------------------------------------
 
