@@ -75,6 +75,10 @@ class SglangEngine:
             raise RuntimeError("SGLang has no adaptive controller")
         self._controller._activate(steps)
 
+    def steps_of_round(self, verified_tokens: int) -> int:
+        """A chain verifies the last token and one for each step. A tree says nothing, but its step count never changes."""
+        return verified_tokens - 1 if self._worker.topk == 1 else self.steps()
+
     def load(self) -> Observation:
         """Requests in the running batch, and those whose prefill is done and who join it in this turn."""
         scheduler = self._scheduler

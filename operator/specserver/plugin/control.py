@@ -68,7 +68,8 @@ class SchedulerClient:
         failed = [output.error for output in outputs if not output.success]
         if failed:
             raise Unanswered(f"the scheduler does not know the plugin: {'; '.join(failed)}")
-        return [each for output in outputs for each in output.response]
+        # Data-parallel schedulers answer in any order.
+        return sorted((each for output in outputs for each in output.response), key=lambda each: str(each["rank"]))
 
 
 # ---- replies, apart from HTTP ---------------------------------------------------------------------------------------------

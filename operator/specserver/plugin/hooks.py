@@ -172,7 +172,7 @@ class SchedulerHooks:
             for drafts, request in zip(result.num_correct_drafts_per_req_cpu, batch.reqs, strict=True)
             if not (request.is_retracted or request.finished())
         ]
-        self.rank.record_round(result.speculative_num_draft_tokens - 1, correct)
+        self.rank.record_round(result.speculative_num_draft_tokens, correct)
 
 
 # ---- the HTTP process -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ data-parallel schedulers, each mode below says how their values become one.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal, Protocol
 
 from specserver.policy.decision import Observation, Reason
@@ -38,7 +39,10 @@ class NoMetrics:
 
 
 class PrometheusMetrics:
-    """Labels are bounded: step counts by the ladder, reasons and hooks by what is written in this package."""
+    """Labels are bounded: step counts by the ladder, reasons and hooks by what is written in this package.
+
+    What is not known yet is absent, never 0: a gauge without a label shows 0 from its creation, so two are made when first set.
+    """
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge
@@ -46,14 +50,20 @@ class PrometheusMetrics:
         def gauge(name: str, text: str, mode: Literal["livemin", "livesum", "livemostrecent"]) -> Gauge:
             return Gauge(f"specserver_{name}", text, multiprocess_mode=mode)
 
+        @cache
+        def revision() -> Gauge:
+            return gauge("policy_revision", "Revision of the policy in force.", "livemin")
+
+        @cache
+        def accept_length() -> Gauge:
+            text = "Tokens gained per request and round with drafts, over the newest rounds."
+            return gauge("accept_length", text, "livemostrecent")
+
+        self._revision, self._accept_length = revision, accept_length
         self._armed = gauge("armed", "1 where the plugin is in control, 0 where the engine runs stock.", "livemin")
         self._steps = gauge("steps", "Step count in force; 0 is plain decode.", "livemostrecent")
         self._running = gauge("running_requests", "Requests being decoded.", "livesum")
         self._queued = gauge("queued_requests", "Requests waiting for a place.", "livesum")
-        self._revision = gauge("policy_revision", "Revision of the policy in force.", "livemin")
-        self._accept_length = gauge(
-            "accept_length", "Tokens gained per request and round with drafts, over the newest rounds.", "livemostrecent"
-        )
         self._rounds = Counter("specserver_rounds", "Decode rounds by the step count that they ran with.", ["steps"])
         self._switches = Counter("specserver_switches", "Changes of the step count by cause.", ["reason"])
         self._errors = Counter("specserver_hook_errors", "Exceptions in hooks; the engine went on without them.", ["hook"])
@@ -70,10 +80,10 @@ class PrometheusMetrics:
 
     def set_accept_length(self, tokens: float | None) -> None:
         if tokens is not None:
-            self._accept_length.set(tokens)
+            self._accept_length().set(tokens)
 
     def set_policy_revision(self, revision: int) -> None:
-        self._revision.set(revision)
+        self._revision().set(revision)
 
     def count_round(self, steps: int) -> None:
         self._rounds.labels(steps=str(steps)).inc()

@@ -42,6 +42,9 @@ class Engine(Protocol):
     def activate(self, steps: int) -> None:
         """Runs from the next round on with `steps`."""
 
+    def steps_of_round(self, verified_tokens: int) -> int:
+        """Step count of a round that verified so many tokens a request."""
+
     def load(self) -> Observation: ...
 
 
@@ -136,11 +139,13 @@ class Rank:
 
     # ---- each result --------------------------------------------------------------------------------------------------
 
-    def record_round(self, steps: int, correct_drafts: Sequence[int]) -> None:
+    def record_round(self, verified_tokens: int, correct_drafts: Sequence[int]) -> None:
         """Counts a decode round under the step count that it ran with, which may not be the present one.
 
-        `correct_drafts` holds, for each request still alive, how many of its drafts were right.
+        `verified_tokens` is what each request was given to verify; `correct_drafts` holds, for each request still alive, how
+        many of its drafts were right.
         """
+        steps = self._engine.steps_of_round(verified_tokens)
         self.rounds[steps] += 1
         self._metrics.count_round(steps)
         if steps > 0 and correct_drafts:

@@ -29,6 +29,9 @@ class FakeEngine:
         self.activations.append(steps)
         self.current = steps
 
+    def steps_of_round(self, verified_tokens: int) -> int:
+        return verified_tokens - 1
+
     def load(self) -> Observation:
         return Observation(running=self.running, queued=self.queued)
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from specserver.plugin.arming import Facts, find_obstacle, load_policy_file
-from tests.unit.plugin.fakes import document, make_rank
+from specserver.plugin import support
+from specserver.plugin.arming import Facts, SglangEngine, arm, find_obstacle, load_policy_file
+from specserver.policy.decision import Observation
+from tests.unit.plugin.fakes import document, make_rank, policy
 
 GOOD = Facts(
     algorithm="EAGLE3",
@@ -83,3 +87,104 @@ def test_no_policy_file_named() -> None:
     rank = make_rank()
     load_policy_file(rank, "")
     assert rank.report()["reason"] == "no policy yet"
+
+
+# ---- on SGLang's objects ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """SGLang's run-time context, with what arming reads of it."""
+    values = SimpleNamespace(
+        parallel=SimpleNamespace(tp_rank=0, tp_size=1, dp_rank=None, dp_size=1, pp_size=1, attn_dp_enabled=False),
+        spec=SimpleNamespace(speculative_algorithm="EAGLE3", speculative_eagle_topk=1),
+        observability=SimpleNamespace(enable_metrics=False),
+        disagg=SimpleNamespace(disaggregation_mode="null"),
+        version="0.5.23",
+    )
+    module = ModuleType("sglang.srt.runtime_context")
+    for name in ("parallel", "spec", "observability", "disagg"):
+        setattr(module, f"get_{name}", lambda name=name: getattr(values, name))
+    for name in ("sglang", "sglang.srt"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(support, "engine_version", lambda: values.version)
+    monkeypatch.delenv("SPECSERVER_POLICY_FILE", raising=False)
+    return values
+
+
+def batch(requests: int, *, extend: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(reqs=[None] * requests, forward_mode=SimpleNamespace(is_extend=lambda: extend))
+
+
+def scheduler(*, topk: int = 1) -> SimpleNamespace:
+    controller = SimpleNamespace(_states=dict.fromkeys((3, 0, 1, 2)), _activate=lambda steps: None)
+    worker = SimpleNamespace(adaptive_controller=controller, speculative_num_steps=3, topk=topk)
+    return SimpleNamespace(draft_worker=worker, running_batch=batch(0), last_batch=None, waiting_queue=[])
+
+
+@pytest.mark.usefixtures("context")
+def test_arms_with_the_captured_ladder() -> None:
+    rank = arm(scheduler(), [])
+    assert (rank.armed, rank.name, rank.ladder, rank.report()["steps"]) == (True, "tp0", (0, 1, 2, 3), 3)
+
+
+def test_an_unknown_version_is_not_armed(context: SimpleNamespace) -> None:
+    context.version = "0.5.24"
+    rank = arm(scheduler(), [])
+    assert (rank.armed, rank.reason) == (False, "SGLang 0.5.24 is not supported (supported: 0.5.23)")
+
+
+@pytest.mark.usefixtures("context")
+def test_a_function_that_does_not_fit_is_not_armed() -> None:
+    rank = arm(scheduler(), ["a.b is missing", "c.d takes (x), not (y)"])
+    assert (rank.armed, rank.reason) == (False, "a.b is missing; c.d takes (x), not (y)")
+
+
+def test_an_unarmed_engine_reads_no_policy_file(
+    context: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps(document()))
+    monkeypatch.setenv("SPECSERVER_POLICY_FILE", str(path))
+    assert arm(scheduler(), []).policy is not None
+    context.disagg.disaggregation_mode = "prefill"
+    assert arm(scheduler(), []).policy is None
+
+
+def test_of_a_group_the_first_rank_decides(context: SimpleNamespace) -> None:
+    context.parallel.tp_size = 2
+    first = arm(scheduler(), [])
+    context.parallel.tp_rank = 1
+    second = arm(scheduler(), [])
+    for rank in (first, second):
+        rank.set_policy(policy())
+    assert (second.name, first.next_order() is not None, second.next_order()) == ("tp1", True, None)
+
+
+def test_a_data_parallel_scheduler_decides_for_itself(context: SimpleNamespace) -> None:
+    context.parallel.dp_size, context.parallel.dp_rank = 2, 1
+    rank = arm(scheduler(), [])
+    rank.set_policy(policy())
+    assert (rank.name, rank.next_order() is not None) == ("dp1-tp0", True)
+
+
+@pytest.mark.parametrize(
+    ("running", "last", "expected"),
+    [
+        (batch(3), None, 3),
+        (batch(3), batch(3), 3),
+        (batch(3), batch(2, extend=True), 5),
+        (batch(0), batch(2, extend=True), 2),
+    ],
+    ids=["running", "decoded last", "prefilled last: they join now", "the first ones"],
+)
+def test_load(running: SimpleNamespace, last: SimpleNamespace | None, expected: int) -> None:
+    engine = scheduler()
+    engine.running_batch, engine.last_batch, engine.waiting_queue = running, last, [None] * 4
+    assert SglangEngine(engine).load() == Observation(running=expected, queued=4)
+
+
+@pytest.mark.parametrize(("topk", "tokens", "steps"), [(1, 4, 3), (1, 1, 0), (1, 3, 2), (2, 6, 3)])
+def test_steps_of_a_round(topk: int, tokens: int, steps: int) -> None:
+    assert SglangEngine(scheduler(topk=topk)).steps_of_round(tokens) == steps

@@ -30,12 +30,31 @@ metrics.count_hook_error("turn")
 """
 
 
-def test_metrics_of_two_schedulers(tmp_path: Path) -> None:
-    variables = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY / "operator")}
-    for arguments in (("1", "5", "9"), ("0", "7", "8")):
-        subprocess.run([sys.executable, "-c", SCHEDULER, *arguments], env=variables, check=True)
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def run_scheduler(directory: Path, script: str, *arguments: str) -> None:
+    variables = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(directory), "PYTHONPATH": str(REPOSITORY / "operator")}
+    subprocess.run([sys.executable, "-c", script, *arguments], env=variables, check=True)
+
+
+def scrape(directory: Path) -> Samples:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(tmp_path))  # type: ignore[no-untyped-call]
+    MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]
+    families = registry.collect()
+    return {(sample.name, tuple(sample.labels.items())): sample.value for family in families for sample in family.samples}
+
+
+def test_what_is_not_known_yet_is_absent(tmp_path: Path) -> None:
+    script = "from specserver.plugin.metrics import PrometheusMetrics; PrometheusMetrics().set_accept_length(None)"
+    run_scheduler(tmp_path, script)
+    names = {name for name, _ in scrape(tmp_path)}
+    assert not names & {"specserver_policy_revision", "specserver_accept_length"}
+
+
+def test_metrics_of_two_schedulers(tmp_path: Path) -> None:
+    for arguments in (("1", "5", "9"), ("0", "7", "8")):
+        run_scheduler(tmp_path, SCHEDULER, *arguments)
     expected = {
         ("specserver_armed", ()): 0,
         ("specserver_running_requests", ()): 12,
@@ -47,9 +66,4 @@ def test_metrics_of_two_schedulers(tmp_path: Path) -> None:
         ("specserver_switches_total", (("reason", "AboveDisable"),)): 2,
         ("specserver_hook_errors_total", (("hook", "turn"),)): 2,
     }
-    samples = {
-        (sample.name, tuple(sample.labels.items())): sample.value
-        for family in registry.collect()
-        for sample in family.samples
-    }
-    assert samples == expected
+    assert scrape(tmp_path) == expected

@@ -84,8 +84,8 @@ def test_load_is_written_only_where_it_changed() -> None:
 def test_a_round_counts_under_its_own_steps() -> None:
     metrics = FakeMetrics()
     rank = make_rank(FakeEngine(current=0), metrics)
-    rank.record_round(3, [2, 3])
-    rank.record_round(0, [0, 0])
+    rank.record_round(4, [2, 3])
+    rank.record_round(1, [0, 0])
     assert rank.report()["rounds"] == {"0": 1, "3": 1}
     assert metrics.values("round") == [3, 0]
 
@@ -93,14 +93,14 @@ def test_a_round_counts_under_its_own_steps() -> None:
 def test_accept_length_is_the_newest_rounds_with_drafts() -> None:
     rank = make_rank()
     assert rank.accept_length is None
-    rank.record_round(0, [0])
+    rank.record_round(1, [0])
     assert rank.accept_length is None, "plain rounds say nothing"
-    rank.record_round(3, [])
+    rank.record_round(4, [])
     assert rank.accept_length is None, "nor do rounds whose requests are all gone"
-    rank.record_round(3, [3, 0])
+    rank.record_round(4, [3, 0])
     assert rank.accept_length == 2.5
     for _ in range(ACCEPTANCE_WINDOW_ROUNDS):
-        rank.record_round(1, [1])
+        rank.record_round(2, [1])
     assert rank.accept_length == 2.0
 
 
@@ -120,7 +120,7 @@ def test_report_is_json() -> None:
     rank = make_rank()
     rank.set_policy(policy())
     turn(rank)
-    rank.record_round(3, [1])
+    rank.record_round(4, [1])
     assert json.loads(json.dumps(rank.report())) == rank.report()
 
 
