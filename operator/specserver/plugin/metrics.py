@@ -41,7 +41,7 @@ class NoMetrics:
 class PrometheusMetrics:
     """Labels are bounded: step counts by the ladder, reasons and hooks by what is written in this package.
 
-    What is not known yet is absent, never 0: a gauge without a label shows 0 from its creation, so two are made when first set.
+    What is not known yet is absent, never 0: a gauge without a label shows 0 from its creation, so some are made when first set.
     """
 
     def __init__(self) -> None:
@@ -49,6 +49,11 @@ class PrometheusMetrics:
 
         def gauge(name: str, text: str, mode: Literal["livemin", "livesum", "livemostrecent"]) -> Gauge:
             return Gauge(f"specserver_{name}", text, multiprocess_mode=mode)
+
+        @cache
+        def load() -> tuple[Gauge, Gauge]:
+            running = gauge("running_requests", "Requests being decoded.", "livesum")
+            return running, gauge("queued_requests", "Requests waiting for a place.", "livesum")
 
         @cache
         def revision() -> Gauge:
@@ -59,11 +64,9 @@ class PrometheusMetrics:
             text = "Tokens gained per request and round with drafts, over the newest rounds."
             return gauge("accept_length", text, "livemostrecent")
 
-        self._revision, self._accept_length = revision, accept_length
+        self._load, self._revision, self._accept_length = load, revision, accept_length
         self._armed = gauge("armed", "1 where the plugin is in control, 0 where the engine runs stock.", "livemin")
         self._steps = gauge("steps", "Step count in force; 0 is plain decode.", "livemostrecent")
-        self._running = gauge("running_requests", "Requests being decoded.", "livesum")
-        self._queued = gauge("queued_requests", "Requests waiting for a place.", "livesum")
         self._rounds = Counter("specserver_rounds", "Decode rounds by the step count that they ran with.", ["steps"])
         self._switches = Counter("specserver_switches", "Changes of the step count by cause.", ["reason"])
         self._errors = Counter("specserver_hook_errors", "Exceptions in hooks; the engine went on without them.", ["hook"])
@@ -75,8 +78,9 @@ class PrometheusMetrics:
         self._steps.set(steps)
 
     def set_load(self, load: Observation) -> None:
-        self._running.set(load.running)
-        self._queued.set(load.queued)
+        running, queued = self._load()
+        running.set(load.running)
+        queued.set(load.queued)
 
     def set_accept_length(self, tokens: float | None) -> None:
         if tokens is not None:

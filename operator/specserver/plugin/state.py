@@ -71,7 +71,8 @@ class Rank:
         self.reason = unarmed_reason
         self.policy: Policy | None = None
         self.policy_problem = "no policy yet"
-        self.load = Observation(running=0, queued=0)
+        self.load: Observation | None = None
+        """As of the present turn; None before the first, and where the turns are not seen."""
         self.rounds: Counter[int] = Counter()
         self.switches = 0
         self.errors: Counter[str] = Counter()
@@ -85,7 +86,6 @@ class Rank:
         self._acceptance: deque[tuple[int, int]] = deque()
         self._accepted_tokens, self._accepted_rows = 0, 0
         self._metrics.set_armed(self.armed)
-        self._metrics.set_load(self.load)
         self._metrics.set_steps(engine.steps())
 
     @property
@@ -108,7 +108,7 @@ class Rank:
             return None
         if self._disarm_order is not None:
             return self._disarm_order
-        if self.policy is None:
+        if self.policy is None or self.load is None:
             return None
         self._decision = decide(self.policy, self._decision, self.load, self._monotonic())
         order: Order = {
@@ -205,7 +205,7 @@ class Rank:
 
     def report(self) -> dict[str, Any]:
         """The rank's part of `GET /specserver/v1/state`. JSON values alone."""
-        steps = self._engine.steps()
+        steps, load = self._engine.steps(), self._engine.load()
         hour_ago = self._wall() - HOUR_SECONDS
         order: Mapping[str, Any] = self._order or {}
         return {
@@ -216,8 +216,8 @@ class Rank:
             "policy": self.policy.to_document() if self.policy else None,
             "steps": steps,
             "decidedSteps": order.get("decidedSteps", steps) if self.in_control else steps,
-            "running": self.load.running,
-            "queued": self.load.queued,
+            "running": load.running,
+            "queued": load.queued,
             "acceptLength": self.accept_length,
             "rounds": {str(key): count for key, count in sorted(self.rounds.items())},
             "switches": self.switches,

@@ -122,6 +122,7 @@ def test_a_rank_that_receives_by_broadcast_adds_nothing(monkeypatch: pytest.Monk
     rank = make_rank(FakeEngine(running=9), deciding=False, alone=False)
     rank.set_policy(policy())
     SchedulerHooks([], rank=rank).turn(None, None)
+    assert rank.load is not None
     assert rank.load.running == 9
 
 

@@ -46,10 +46,11 @@ def scrape(directory: Path) -> Samples:
 
 
 def test_what_is_not_known_yet_is_absent(tmp_path: Path) -> None:
-    script = "from specserver.plugin.metrics import PrometheusMetrics; PrometheusMetrics().set_accept_length(None)"
+    script = "from specserver.plugin.metrics import PrometheusMetrics; m = PrometheusMetrics()"
+    script += "; m.set_armed(False); m.set_steps(0); m.set_accept_length(None)"
     run_scheduler(tmp_path, script)
     names = {name for name, _ in scrape(tmp_path)}
-    assert not names & {"specserver_policy_revision", "specserver_accept_length"}
+    assert names == {"specserver_armed", "specserver_steps"}
 
 
 def test_metrics_of_two_schedulers(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_switches_by_load_and_counts_why() -> None:
 def test_says_an_order_once() -> None:
     rank = make_rank()
     rank.set_policy(policy())
+    rank.observe_load()
     order = rank.next_order()
     assert order == {"steps": 3, "decidedSteps": 3, "reason": "Initial"}
     rank.follow(order)
@@ -75,10 +76,18 @@ def test_observe_reports_the_rule_s_steps_beside_its_own() -> None:
 def test_load_is_written_only_where_it_changed() -> None:
     engine, metrics = FakeEngine(), FakeMetrics()
     rank = make_rank(engine, metrics)
-    for running in (2, 2, 0, 0):
+    assert metrics.values("load") == [], "before the first turn it is not known"
+    for running in (0, 2, 2, 0, 0):
         engine.running = running
         turn(rank)
     assert metrics.values("load") == [Observation(0, 0), Observation(2, 0), Observation(0, 0)]
+
+
+def test_the_report_s_load_is_of_the_moment() -> None:
+    """Also where a hook does not fit and the turns are not seen."""
+    engine = FakeEngine(running=3, queued=1)
+    report = make_rank(engine, unarmed_reason="a.b is missing").report()
+    assert (report["running"], report["queued"]) == (3, 1)
 
 
 def test_a_round_counts_under_its_own_steps() -> None:
