@@ -151,7 +151,7 @@ class SchedulerHooks:
         rank = self.rank
         if rank is None:
             return
-        rank.observe_load()
+        rank.observe()
         order = rank.next_order()
         if order is not None and requests is not None:
             # In front, so that whoever asks for the state in this turn sees the order followed.

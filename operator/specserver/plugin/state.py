@@ -80,13 +80,13 @@ class Rank:
         self._deciding, self._alone = deciding, alone
         self._monotonic, self._wall = monotonic, wall
         self._decision: Decision | None = None
+        self._shown_steps: int | None = None
         self._order: Order | None = None
         self._disarm_order: Order | None = None
         self._switch_times: deque[float] = deque(maxlen=MAX_REMEMBERED_SWITCHES)
         self._acceptance: deque[tuple[int, int]] = deque()
         self._accepted_tokens, self._accepted_rows = 0, 0
         self._metrics.set_armed(self.armed)
-        self._metrics.set_steps(engine.steps())
 
     @property
     def in_control(self) -> bool:
@@ -95,12 +95,15 @@ class Rank:
 
     # ---- each scheduler turn ----------------------------------------------------------------------------------------
 
-    def observe_load(self) -> None:
-        """Takes the load of this turn. Metrics are written only where it changed: an idle scheduler turns without pause."""
-        load = self._engine.load()
+    def observe(self) -> None:
+        """Takes load and steps of this turn. Metrics are written only where they changed: an idle scheduler never pauses."""
+        load, steps = self._engine.load(), self._engine.steps()
         if load != self.load:
             self.load = load
             self._metrics.set_load(load)
+        if steps != self._shown_steps:  # also where SGLang's own logic changes them
+            self._shown_steps = steps
+            self._metrics.set_steps(steps)
 
     def next_order(self) -> Order | None:
         """What all ranks shall do from this turn on, where it differs from what they do. None on ranks that do not decide."""
@@ -130,7 +133,6 @@ class Rank:
             self._engine.activate(steps)
             self._count_switch(Reason(order["reason"]))
         self._order = order
-        self._metrics.set_steps(steps)
 
     def _count_switch(self, reason: Reason) -> None:
         self.switches += 1

@@ -98,7 +98,7 @@ def make_rank(engine: FakeEngine | None = None, metrics: FakeMetrics | None = No
 
 def turn(rank: Rank) -> None:
     """One scheduler turn of a rank that is alone: what it orders, it follows."""
-    rank.observe_load()
+    rank.observe()
     order = rank.next_order()
     if order is not None:
         rank.follow(order)

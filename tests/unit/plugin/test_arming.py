@@ -159,7 +159,7 @@ def test_of_a_group_the_first_rank_decides(context: SimpleNamespace) -> None:
     second = arm(scheduler(), [])
     for rank in (first, second):
         rank.set_policy(policy())
-        rank.observe_load()
+        rank.observe()
     assert (second.name, first.next_order() is not None, second.next_order()) == ("tp1", True, None)
 
 
@@ -167,7 +167,7 @@ def test_a_data_parallel_scheduler_decides_for_itself(context: SimpleNamespace) 
     context.parallel.dp_size, context.parallel.dp_rank = 2, 1
     rank = arm(scheduler(), [])
     rank.set_policy(policy())
-    rank.observe_load()
+    rank.observe()
     assert (rank.name, rank.next_order() is not None) == ("dp1-tp0", True)
 
 

@@ -28,14 +28,14 @@ def test_switches_by_load_and_counts_why() -> None:
     turn(rank)
     assert engine.activations == [0, 3]
     assert metrics.values("switch") == [Reason.INITIAL, Reason.BELOW_ENABLE]
-    assert metrics.values("steps")[-2:] == [0, 3]
+    assert metrics.values("steps") == [3, 0], "each turn shows what the one before led to"
     assert rank.report()["switches"] == 2
 
 
 def test_says_an_order_once() -> None:
     rank = make_rank()
     rank.set_policy(policy())
-    rank.observe_load()
+    rank.observe()
     order = rank.next_order()
     assert order == {"steps": 3, "decidedSteps": 3, "reason": "Initial"}
     rank.follow(order)
@@ -46,7 +46,7 @@ def test_says_an_order_again_until_it_is_followed() -> None:
     engine = FakeEngine(running=9, error=RuntimeError("no"))
     rank = make_rank(engine)
     rank.set_policy(policy())
-    rank.observe_load()
+    rank.observe()
     order = rank.next_order()
     assert order is not None
     with pytest.raises(RuntimeError):
@@ -71,6 +71,15 @@ def test_observe_reports_the_rule_s_steps_beside_its_own() -> None:
     turn(rank)
     report = rank.report()
     assert (report["steps"], report["decidedSteps"], engine.activations) == (3, 0, [])
+
+
+def test_steps_that_the_engine_changed_by_itself_are_shown() -> None:
+    engine, metrics = FakeEngine(), FakeMetrics()
+    rank = make_rank(engine, metrics, unarmed_reason="SGLang 9 is not supported")
+    for steps in (3, 1, 1):
+        engine.current = steps
+        turn(rank)
+    assert metrics.values("steps") == [3, 1]
 
 
 def test_load_is_written_only_where_it_changed() -> None:
@@ -159,7 +168,7 @@ def test_an_order_on_its_way_is_not_followed_after_letting_go() -> None:
     engine = FakeEngine(running=9)
     rank = make_rank(engine)
     rank.set_policy(policy())
-    rank.observe_load()
+    rank.observe()
     order = rank.next_order()
     assert order is not None
     fail(rank, MAX_ERRORS_A_HOOK)
@@ -176,7 +185,7 @@ def make_group() -> tuple[Rank, Rank, FakeEngine, FakeEngine]:
     other = make_rank(second, alone=False, deciding=False)
     for rank in (deciding, other):
         rank.set_policy(policy())
-        rank.observe_load()
+        rank.observe()
     return deciding, other, first, second
 
 
