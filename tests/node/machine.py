@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.localcluster.cgroups import hierarchies
 from tests.localcluster.layout import Instance
 
 _SYSCTLS = re.compile(r"vm\.(overcommit|panic)|kernel\.(panic|keys)|net\.(ipv4\.(ip_forward|conf)|bridge|netfilter)")
@@ -28,10 +29,19 @@ def observe_machine(instance: Instance) -> dict[str, set[str]]:
         "iptables": {line for line in _lines("iptables-save") if not line.startswith("#")},
         "sysctls": _foreign_left_out(filter(_SYSCTLS.match, _lines("sysctl", "--all", "--ignore")), instance),
         "mounts": {line for line in Path("/proc/mounts").read_text().splitlines() if not _IMAGE_BUILDERS.search(line)},
-        "cgroups": _foreign_left_out((path for path, _, _ in os.walk("/sys/fs/cgroup")), instance),
+        "cgroups": _foreign_left_out(_cgroups(), instance),
         "files": {str(path) for directory in map(Path, _LITTERED) if directory.is_dir() for path in directory.iterdir()},
         "processes": set(_processes(instance)),
     }
+
+
+def _cgroups() -> Iterator[str]:
+    """Those at the top of a hierarchy, and all that bear a node's names wherever they are. The others are groups of the
+    machine's own sessions and services, which come and go."""
+    for hierarchy in map(str, hierarchies()):
+        for path, _, _ in os.walk(hierarchy):
+            if os.path.dirname(path) == hierarchy or re.search(r"kubepods|k8s\.io|cri-containerd|specserver-", path):
+                yield path
 
 
 def _lines(*argv: str) -> list[str]:
