@@ -206,6 +206,18 @@ async def test_a_pod_scraped_by_two_jobs_counts_once() -> None:
     assert known(await ask(FakePrometheus([twice]))) == {"m-0": 4}
 
 
+async def test_two_jobs_that_scrape_in_the_same_millisecond_count_tokens_once() -> None:
+    first, second = scrape_of("m-0", 3, tokens=100), scrape_of("m-0", 3, at=NOW + 5, tokens=200)
+    beside = scrape_of("m-0", 3, at=NOW + 5, tokens=200, job="annotations")
+    async with serving(FakePrometheus([first, second + beside])) as prometheus:
+        source = PrometheusLoad(prometheus.url)
+        await look(source)
+        load = await look(source, now=NOW + 10)
+        source.close()
+    assert isinstance(load, Load)
+    assert load.tokens_per_second == 10.0
+
+
 async def test_of_two_ports_of_a_pod_the_engines_counts() -> None:
     sidecar = scrape_of("m-0", 90, at=NOW - 1, instance="10.0.0.4:9000")
     assert known(await ask(FakePrometheus([scrape_of("m-0", 3) + sidecar]))) == {"m-0": 3}
@@ -214,7 +226,7 @@ async def test_of_two_ports_of_a_pod_the_engines_counts() -> None:
 async def test_series_that_the_last_scrape_did_not_have_are_over() -> None:
     before = series("sglang:generation_tokens_total", 9999, at=NOW - 35, is_streaming="true", model_name="old")
     first, second = scrape_of("m-0", 3, tokens=100), scrape_of("m-0", 3, at=NOW + 5, tokens=200)
-    async with serving(FakePrometheus([[*first, before], [*second, before]])) as prometheus:
+    async with serving(FakePrometheus([first, [*second, before]])) as prometheus:
         source = PrometheusLoad(prometheus.url)
         await look(source)
         load = await look(source, now=NOW + 10)

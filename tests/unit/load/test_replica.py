@@ -67,6 +67,11 @@ KNOWN = {
         'sglang:num_running_reqs{priority="2"} 2\nsglang:num_queue_reqs{priority=""} 0\nsglang:token_usage{priority=""} 0\n',
         (5, 0, 0),
     ),
+    "a part that is written after its total may be of the moment before": (
+        'sglang:num_running_reqs{priority=""} 2\nsglang:num_running_reqs{priority="1"} 5\n'
+        'sglang:num_queue_reqs{priority=""} 0\nsglang:token_usage{priority=""} 0\n',
+        (2, 0, 0),
+    ),
     "up and never asked to work": ("sglang:max_total_num_tokens 8192\n", (0, 0, 0)),
     "up, with the plugin, never asked to work": (
         "specserver_armed 1\nspecserver_running_requests 0\nspecserver_queued_requests 0\n", (0, 0, 0),
