@@ -91,7 +91,7 @@ def test_a_replica_that_never_started_goes_at_once() -> None:
 
 #  name: (seconds since the marking, load of the victim, age of that sample, note of an idle sample, expected, again after)
 STEPS: dict[str, tuple[float, float | None, float, float | None, list[tuple[str, str | int]], float]] = {
-    "settling": (3, 0, 0, None, [], 2),
+    "settling": (1, 0, 0, None, [], 4),
     "settled, busy": (5, 4, 0, None, [], 2),
     "an idle sample of before it settled proves nothing": (6, 0, 2, None, [], 2),
     "idle once": (5, 0, 0, None, [("NoteIdle", "p0")], 2),

@@ -47,6 +47,7 @@ RECOMMENDATIONS = {
     "pods that were not made yet are not asked for again": (6, 20, [40, 40, 40], 0, 0, 6),
     "up: pending pods count once": (6, 20, [40, 40, 40], 3, 0, 6),
     "up: pending pods solve it": (4, 20, [25, 25, 25], 1, 0, 4),
+    "up: pending pods bring it within tolerance": (5, 20, [27.25] * 4, 1, 0, 5),
     "up: pending pods are not enough": (4, 20, [60, 60, 60], 1, 0, 9),
     "up: pending pods would turn it into down": (5, 20, [25], 4, 0, 5),
     "down: pending pods don't count": (5, 20, [5, 5, 5], 2, 0, 1),
@@ -180,6 +181,11 @@ def test_the_short_history_decides_like_the_full_one(
     assert len(decisions) == 1
     assert len(short) <= 10
     assert all(r.at > now - LONGEST_WINDOW_SECONDS for r in short)
+
+
+def test_what_no_window_can_reach_is_forgotten() -> None:
+    before = [Recommendation(NOW - 3600, 2), Recommendation(NOW - 3599, 3)]
+    assert add_recommendation(before, 4, NOW) == (Recommendation(NOW - 3599, 3), Recommendation(NOW, 4))
 
 
 # ---- speed limits -------------------------------------------------------------------------------------------------------
