@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 
 import kopf
@@ -60,25 +61,32 @@ async def run(settings: Settings) -> None:
         return "" if watching.is_set() else f"waiting for the CustomResourceDefinition {labels.PLURAL}.{labels.GROUP}"
 
     pages = await serve_pages(settings.port, metrics, alive=alive, ready=ready)
-    worker = asyncio.create_task(queue.run())
-    try:
+    # From the first moment: process 1 of a container has no default for SIGTERM. kopf puts its own handlers over these.
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+
+    async def watch() -> None:
         await _await_crd(cluster, settings)
         watching.set()
-        watches = asyncio.create_task(
-            kopf.operator(
-                registry=build_registry(queue.add),
-                settings=build_settings(),
-                standalone=True,
-                clusterwide=not settings.namespaces,
-                namespaces=settings.namespaces,
-            )
+        await kopf.operator(
+            registry=build_registry(queue.add),
+            settings=build_settings(),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            stop_flag=stopped,
         )
-        done, _ = await asyncio.wait({worker, watches}, return_when=asyncio.FIRST_COMPLETED)
+
+    tasks = [asyncio.create_task(part) for part in (queue.run(), watch(), stopped.wait())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        worker.cancel()
-        await asyncio.gather(worker, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         sources.close()
         await pages.cleanup()
         await session.close()

@@ -14,31 +14,47 @@ from specserver.cluster.errors import NotFound
 from specserver.core.observed import ContainerFailure, Pod, Workload
 from specserver.core.times import epoch_seconds
 
+_TEMPLATE_HASH = "pod-template-hash"
+
 
 @dataclass(frozen=True)
 class ObservedObjects:
-    """The live objects of one server. `objects` holds those that we apply, by kind; what is not there is absent."""
+    """The live objects under one server's names.
+
+    objects        by kind; what is not there is absent, what belongs to somebody else is here too (`is_ours` tells)
+    workload, pods of the server alone: a foreign Deployment under its name and foreign pods under its label are left out
+    """
 
     objects: Mapping[str, Body]
     workload: Workload | None
     pods: tuple[Pod, ...]
 
 
-async def observe_objects(cluster: Cluster, namespace: str, names: Mapping[str, str], *, selector: str) -> ObservedObjects:
-    """Everything of one server in one round trip's time. `names` maps kind to object name."""
-    kinds = list(names)
-    live = await asyncio.gather(
-        *(_get_or_none(cluster, kind, namespace, names[kind]) for kind in kinds),
+async def observe_objects(
+    cluster: Cluster, namespace: str, names: Mapping[str, str], *, selector: str, owner_uid: str
+) -> ObservedObjects:
+    """Everything of one server in two round trips' time. `names` maps kind to object name."""
+    # 1. All but the ReplicaSets.
+    pods, *live = await asyncio.gather(
         cluster.list_all("Pod", namespace, label_selector=selector),
-        cluster.list_all("ReplicaSet", namespace, label_selector=selector),
+        *(_get_or_none(cluster, kind, namespace, name) for kind, name in names.items()),
     )
-    objects = {kind: body for kind, body in zip(kinds, live, strict=False) if isinstance(body, dict)}
-    pods, replica_sets = live[-2], live[-1]
     assert isinstance(pods, list)
-    assert isinstance(replica_sets, list)
+    objects = {kind: body for kind, body in zip(names, live, strict=True) if isinstance(body, dict)}
     deployment = objects.get("Deployment")
-    workload = parse_workload(deployment, replica_sets) if deployment else None
-    return ObservedObjects(objects, workload, tuple(sorted((parse_pod(pod) for pod in pods), key=lambda pod: pod.name)))
+    if deployment is None or not is_ours(deployment, owner_uid):
+        return ObservedObjects(objects, None, ())
+    # 2. The ReplicaSets after the pods: so that of each pod that was seen the ReplicaSet is, too.
+    listed = await cluster.list_all("ReplicaSet", namespace, label_selector=selector)
+    owned = [one for one in listed if is_ours(one, deployment["metadata"]["uid"])]
+    uids = [one["metadata"]["uid"] for one in owned]
+    ours = [parse_pod(pod) for pod in pods if any(is_ours(pod, uid) for uid in uids)]
+    return ObservedObjects(objects, parse_workload(deployment, owned), tuple(sorted(ours, key=lambda pod: pod.name)))
+
+
+def is_ours(body: Body, owner_uid: str) -> bool:
+    """Whether an owner reference of the object names this owner."""
+    return any(reference.get("uid") == owner_uid for reference in body["metadata"].get("ownerReferences", []))
 
 
 async def _get_or_none(cluster: Cluster, kind: str, namespace: str, name: str) -> Body | None:
@@ -49,11 +65,13 @@ async def _get_or_none(cluster: Cluster, kind: str, namespace: str, name: str) -
 
 
 def parse_workload(deployment: Body, replica_sets: Sequence[Body]) -> Workload:
-    """The Deployment, and which of its ReplicaSets is the newest (annotation `deployment.kubernetes.io/revision`)."""
+    """The Deployment, and which of its ReplicaSets has its present template.
+
+    Found as the Deployment's controller finds it, by comparing templates. The revision annotation was rejected: between a
+    change of the template and the controller's next look it still names the old ReplicaSet, and its pods would count as new.
+    """
     metadata, spec, status = deployment["metadata"], deployment["spec"], deployment.get("status", {})
-    owned = [rs for rs in replica_sets if _is_owned_by(rs, metadata["uid"])]
-    revision = metadata.get("annotations", {}).get("deployment.kubernetes.io/revision")
-    newest = [rs for rs in owned if rs["metadata"].get("annotations", {}).get("deployment.kubernetes.io/revision") == revision]
+    newest = [one for one in replica_sets if _without_hash(one["spec"]["template"]) == spec["template"]]
     conditions = tuple(status.get("conditions", []))
     return Workload(
         uid=metadata["uid"],
@@ -64,8 +82,9 @@ def parse_workload(deployment: Body, replica_sets: Sequence[Body]) -> Workload:
         ready_replicas=status.get("readyReplicas", 0),
         updated_replicas=status.get("updatedReplicas", 0),
         available_replicas=status.get("availableReplicas", 0),
-        current_template_hash=newest[0]["metadata"]["labels"].get("pod-template-hash") if newest else None,
-        progress_deadline_exceeded=any(
+        current_template_hash=newest[0]["metadata"]["labels"].get(_TEMPLATE_HASH) if newest else None,
+        progress_deadline_exceeded=status.get("observedGeneration", 0) >= metadata["generation"]
+        and any(
             condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
             for condition in conditions
         ),
@@ -73,8 +92,10 @@ def parse_workload(deployment: Body, replica_sets: Sequence[Body]) -> Workload:
     )
 
 
-def _is_owned_by(body: Body, uid: str) -> bool:
-    return any(reference.get("uid") == uid for reference in body["metadata"].get("ownerReferences", []))
+def _without_hash(template: Body) -> Body:
+    metadata = template["metadata"]
+    kept = {key: value for key, value in metadata["labels"].items() if key != _TEMPLATE_HASH}
+    return {**template, "metadata": {**metadata, "labels": kept}}
 
 
 def parse_pod(body: Body) -> Pod:
@@ -93,7 +114,7 @@ def parse_pod(body: Body) -> Pod:
         uid=metadata["uid"],
         ip=status.get("podIP"),
         created_at=epoch_seconds(metadata["creationTimestamp"]),
-        template_hash=pod_labels.get("pod-template-hash", ""),
+        template_hash=pod_labels.get(_TEMPLATE_HASH, ""),
         phase=status.get("phase", "Pending"),
         ready=conditions.get("Ready", {}).get("status") == "True",
         scheduled=scheduled.get("status") == "True",

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets as randomness
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,19 +23,20 @@ from specserver.cluster.apply import Applier
 from specserver.cluster.client import Body, Cluster
 from specserver.cluster.errors import Conflict, NotFound, Refused, Unavailable
 from specserver.cluster.events import emit_event
-from specserver.cluster.observe import ObservedObjects, observe_objects
+from specserver.cluster.observe import ObservedObjects, is_ours, observe_objects
 from specserver.cluster.pods import apply_drain_marks
 from specserver.cluster.secrets import create_if_absent, read_entry
 from specserver.cluster.status import invalid_status, write_status
-from specserver.controller.policies import Applied, PolicyPusher
+from specserver.controller.policies import PATIENCE_SECONDS, Applied, PolicyPusher
 from specserver.controller.queue import Gone, Key, Outcome, RequeueAfter, Retry
 from specserver.controller.sources import LoadSources
 from specserver.core.drain import DrainPlan, ReleaseReplica, plan_drain
 from specserver.core.events import Event, plan_events
-from specserver.core.observed import Load, LoadUnknown, Observed
+from specserver.core.observed import Load, LoadUnknown, Observed, Pod
 from specserver.core.readiness import Problem
 from specserver.core.scaling import ScalingHistory, ScalingPlan, plan_scaling, record_rescale
 from specserver.core.status import ScalingOutcome, build_status
+from specserver.load.replica import replicas_to_observe
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +46,23 @@ _PENDING_SECONDS = 2.0
 """How soon to look again while something is on its way that no watch will tell of."""
 
 
+@dataclass(frozen=True)
+class _LoadLook:
+    """A load, when it was asked for, and the UIDs of the pods that it is about."""
+
+    load: Load | LoadUnknown
+    at: float
+    uids: frozenset[str]
+
+
 @dataclass
 class _Memory:
     """What is remembered of one server between passes. All of it may be lost: it only saves work and damps scaling."""
 
     history: ScalingHistory = field(default_factory=ScalingHistory)
-    load: Load | LoadUnknown | None = None
-    load_at: float = 0.0
+    look: _LoadLook | None = None
+    looking: asyncio.Task[_LoadLook] | None = None
+    uids: frozenset[str] = frozenset()
 
 
 class Reconciler:
@@ -92,8 +103,7 @@ class Reconciler:
         try:
             body = await self._cluster.get(labels.KIND, namespace, name)
         except NotFound:
-            self._memories.pop(key, None)
-            self._applier.forget(namespace, name)
+            self._forget(key)
             return Gone()
         if "deletionTimestamp" in body["metadata"]:
             return RequeueAfter(_PENDING_SECONDS)  # owner references take its objects along; nothing may be made anew
@@ -107,29 +117,31 @@ class Reconciler:
         memory = self._memories.setdefault(key, _Memory())
         interval = quantities.seconds(server.spec.metrics.interval)
 
-        # 2. What is there: objects, pods, load.
-        selector = ",".join(f"{label}={value}" for label, value in build_selector(server).items())
-        seen = await observe_objects(self._cluster, namespace, _object_names(server), selector=selector)
-        load = await self._observe_load(server, seen, memory, now)
+        # 2. What is there.
+        seen = await self._observe_objects(server)
+        gone, memory.uids = memory.uids - _uids(seen.pods), _uids(seen.pods)
+        self._pusher.forget(gone)
 
         # 3. The objects, the keys first.
         problems, admin_key = await self._ensure_keys(server)
-        problems += await self._apply_objects(server, seen, blocked=bool(problems))
-        if seen.workload is None:
-            # The first pass makes the Deployment; the second, a moment later, sees it.
-            seen = await observe_objects(self._cluster, namespace, _object_names(server), selector=selector)
+        refused, changed = await self._apply_objects(server, seen, blocked=bool(problems))
+        problems += refused
+        if changed:
+            # So that what is told below is not about the objects as they were.
+            seen = await self._observe_objects(server)
 
-        # 4. The policy: before scaling, which wants to know what the engines do.
+        # 4. The policy and the load, side by side: a pod that hangs in one must not delay the other.
         document = build_policy(server).to_document()
-        applied = Applied({}, {}, ())
-        if admin_key is not None:
-            applied = await self._pusher.apply_policy(
-                seen.pods, document, server.spec.speculation.mode, port=server.spec.engine.port, admin_key=admin_key, now=now
-            )
+        applied, load = await asyncio.gather(
+            self._apply_policy(server, seen, document, admin_key, now), self._observe_load(server, seen, memory, now)
+        )
 
         # 5. Replicas.
         observed = Observed(seen.workload, seen.pods, load, applied.engines)
-        scaling, drain, events = await self._scale(server, observed, memory, now)
+        scaling, drain, events = await self._scale(server, observed, seen, memory, now)
+        if scaling.change is not None:
+            seen = await self._observe_objects(server)
+            observed = Observed(seen.workload, seen.pods, load, applied.engines)
 
         # 6. What is told.
         status = build_status(
@@ -139,7 +151,7 @@ class Reconciler:
             policy=document,
             pushes=applied.pushes,
             problems=problems,
-            selector=selector,
+            selector=_selector(server),
             operator_version=self._version,
             previous=previous,
             now=now,
@@ -153,59 +165,76 @@ class Reconciler:
         await write_status(self._cluster, body, status)
 
         # 7. When to look again.
-        return RequeueAfter(min(interval, *_sooner(drain, problems, scaling)))
+        waiting = applied.waiting or memory.looking is not None
+        return RequeueAfter(min(interval, *_sooner(drain, problems, scaling, waiting=waiting)))
+
+    def _forget(self, key: Key) -> None:
+        memory = self._memories.pop(key, _Memory())
+        self._pusher.forget(memory.uids)
+        if memory.looking is not None:
+            memory.looking.cancel()
+        self._applier.forget(*key)
 
     # ---- 2. ----------------------------------------------------------------------------------------------------------
 
-    async def _observe_load(
-        self, server: SpeculativeServer, seen: ObservedObjects, memory: _Memory, now: float
-    ) -> Load | LoadUnknown:
-        if memory.load is None or not 0 <= now - memory.load_at < _LOAD_FRESH_SECONDS:
-            memory.load, memory.load_at = await self._sources.observe_load(server, seen.pods, now), now
-        return memory.load
+    async def _observe_objects(self, server: SpeculativeServer) -> ObservedObjects:
+        return await observe_objects(
+            self._cluster, server.namespace, _object_names(server), selector=_selector(server), owner_uid=server.uid
+        )
 
     # ---- 3. ----------------------------------------------------------------------------------------------------------
 
     async def _ensure_keys(self, server: SpeculativeServer) -> tuple[tuple[Problem, ...], str | None]:
         """Makes the keys that the user names no Secret for; returns what is missing, and the admin key."""
+        problems = []
         if needs_keys_secret(server):
             generated = labels.keys_secret_name(server.name)
             try:
-                await self._cluster.get("Secret", server.namespace, generated)
+                secret = await self._cluster.get("Secret", server.namespace, generated)
             except NotFound:
-                made = build_keys_secret(server, admin_key=randomness.token_urlsafe(32), api_key=randomness.token_urlsafe(32))
-                await create_if_absent(self._cluster, made)
+                secret = build_keys_secret(server, admin_key=randomness.token_urlsafe(32), api_key=randomness.token_urlsafe(32))
+                await create_if_absent(self._cluster, secret)
+            if not is_ours(secret, server.uid):
+                problems.append(_taken(secret))
+            lost = [entry for entry in (labels.ADMIN_KEY_ENTRY, labels.API_KEY_ENTRY) if entry not in (secret.get("data") or {})]
+            if lost:
+                why = f"Secret {generated} has lost its entry {lost[0]}: delete the Secret, and both keys are made anew"
+                problems.append(Problem(Reason.SECRET_MISSING, why))
         needed = needed_secret_refs(server)
         values = await asyncio.gather(*(read_entry(self._cluster, server.namespace, one.ref) for one in needed))
-        problems = tuple(
+        problems += [
             Problem(Reason.SECRET_MISSING, f"{one.field}: Secret {one.ref.name} has no entry {one.ref.key}: create it")
             for one, value in zip(needed, values, strict=True)
             if value is None
-        )
-        return problems, await read_entry(self._cluster, server.namespace, admin_key_ref(server))
+        ]
+        return tuple(problems), await read_entry(self._cluster, server.namespace, admin_key_ref(server))
 
-    async def _apply_objects(self, server: SpeculativeServer, seen: ObservedObjects, *, blocked: bool) -> tuple[Problem, ...]:
-        """Applies what differs. A problem with one object leaves the others as they should be."""
+    async def _apply_objects(
+        self, server: SpeculativeServer, seen: ObservedObjects, *, blocked: bool
+    ) -> tuple[tuple[Problem, ...], bool]:
+        """Applies what differs, and says whether anything did. A problem with one object leaves the others as they should be."""
         try:
             desired = build_all(server, ladders_in(seen.objects.get("ConfigMap")))
         except BuildInvalid as error:
-            return (Problem(Reason.INVALID_SPEC, f"{error.field}: {error.message}"),)
+            return (Problem(Reason.INVALID_SPEC, f"{error.field}: {error.message}"),), False
         problems: list[Problem] = []
+        changed = False
         for body in desired.values():
             live = seen.objects.get(body["kind"])
             if body["kind"] == "Deployment" and live is None and blocked:
                 continue  # pods that can't start would only hide what is missing
-            if live is not None and not _is_ours(live, server):
+            if live is not None and not is_ours(live, server.uid):
                 problems.append(_taken(body))
                 continue
             try:
                 if body["kind"] == "Deployment" and live is None:
                     await self._create_workload(server, body)
-                else:
-                    await self._applier.apply(body, live, field_manager=labels.MANAGER_OBJECTS)
+                    changed = True
+                elif await self._applier.apply(body, live, field_manager=labels.MANAGER_OBJECTS) is not None:
+                    changed = True
             except Refused as error:
                 problems.append(Problem(Reason.OBJECT_REFUSED, f"{body['kind']} {body['metadata']['name']}: {error.message}"))
-        return tuple(problems)
+        return tuple(problems), changed
 
     async def _create_workload(self, server: SpeculativeServer, body: Body) -> None:
         """Replicas have an owner of their own from the first moment: created without them there would be one pod for an
@@ -214,12 +243,45 @@ class Reconciler:
         whole = {**body, "spec": {**body["spec"], **replicas["spec"]}}
         await self._cluster.apply(whole, field_manager=labels.MANAGER_REPLICAS)
         await self._applier.apply(body, None, field_manager=labels.MANAGER_OBJECTS)
-        await self._cluster.apply(replicas, field_manager=labels.MANAGER_REPLICAS)
+        await self._applier.apply(replicas, None, field_manager=labels.MANAGER_REPLICAS)
+
+    # ---- 4. ----------------------------------------------------------------------------------------------------------
+
+    async def _apply_policy(
+        self, server: SpeculativeServer, seen: ObservedObjects, document: Mapping[str, Any], admin_key: str | None, now: float
+    ) -> Applied:
+        if admin_key is None:
+            return Applied({}, {}, ())
+        mode, port = server.spec.speculation.mode, server.spec.engine.port
+        return await self._pusher.apply_policy(seen.pods, document, mode, port=port, admin_key=admin_key, now=now)
+
+    async def _observe_load(
+        self, server: SpeculativeServer, seen: ObservedObjects, memory: _Memory, now: float
+    ) -> Load | LoadUnknown:
+        """The load; where reading it takes long, the one before, and the next pass takes up the new one."""
+        uids = _uids(replicas_to_observe(seen.pods))
+        known = memory.look
+        if known is not None and known.uids == uids and 0 <= now - known.at < _LOAD_FRESH_SECONDS:
+            return known.load
+
+        async def look() -> _LoadLook:
+            return _LoadLook(await self._sources.observe_load(server, seen.pods, now), now, uids)
+
+        if memory.looking is None:
+            memory.looking = asyncio.create_task(look())
+        await asyncio.wait([memory.looking], timeout=PATIENCE_SECONDS)
+        if memory.looking.done():
+            task, memory.looking = memory.looking, None
+            memory.look = known = task.result()
+        too_old = known is not None and now - known.at > quantities.seconds(server.spec.metrics.staleness)
+        if known is None or (too_old and isinstance(known.load, Load)):
+            return LoadUnknown(Reason.METRICS_STALE, "the load has not been read within metrics.staleness")
+        return known.load
 
     # ---- 5. ----------------------------------------------------------------------------------------------------------
 
     async def _scale(
-        self, server: SpeculativeServer, observed: Observed, memory: _Memory, now: float
+        self, server: SpeculativeServer, observed: Observed, seen: ObservedObjects, memory: _Memory, now: float
     ) -> tuple[ScalingOutcome, DrainPlan, list[Event]]:
         """Moves the replicas one step towards what is wanted."""
         workload = observed.workload
@@ -256,8 +318,11 @@ class Reconciler:
         target = max(current, wanted) if release is None else release.to
         # 3. The number.
         change = None
+        # Also where the number is right: so that it is ours after somebody else wrote it, and alone ours after a crash
+        # between the two steps of `_create_workload`.
+        replicas = build_replicas(server, target)
+        await self._applier.apply(replicas, seen.objects["Deployment"], field_manager=labels.MANAGER_REPLICAS)
         if target != current:
-            await self._cluster.apply(build_replicas(server, target), field_manager=labels.MANAGER_REPLICAS)
             memory.history = record_rescale(memory.history, before=current, after=target, now=now)
             reason = why if release is None else f"{why}; {release.reason}"
             change = (current, target, reason)
@@ -282,8 +347,12 @@ def _first_replicas(server: SpeculativeServer) -> int:
     return 1 if server.spec.replicas is None else server.spec.replicas
 
 
-def _is_ours(live: Body, server: SpeculativeServer) -> bool:
-    return any(reference.get("uid") == server.uid for reference in live["metadata"].get("ownerReferences", []))
+def _selector(server: SpeculativeServer) -> str:
+    return ",".join(f"{label}={value}" for label, value in build_selector(server).items())
+
+
+def _uids(pods: Iterable[Pod]) -> frozenset[str]:
+    return frozenset(pod.uid for pod in pods)
 
 
 def _taken(body: Body) -> Problem:
@@ -294,13 +363,15 @@ def _taken(body: Body) -> Problem:
     )
 
 
-def _sooner(drain: DrainPlan, problems: tuple[Problem, ...], scaling: ScalingOutcome) -> tuple[float, ...]:
+def _sooner(
+    drain: DrainPlan, problems: tuple[Problem, ...], scaling: ScalingOutcome, *, waiting: bool
+) -> tuple[float, ...]:
     """Times at which something may have moved without an event."""
     times = []
     if drain.requeue_after_seconds is not None:
         times.append(drain.requeue_after_seconds)
     if problems:
         times.append(_PENDING_SECONDS * 5)
-    if scaling.change is not None:
+    if scaling.change is not None or waiting:
         times.append(_PENDING_SECONDS)
     return (*times, 600.0)

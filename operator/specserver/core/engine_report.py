@@ -7,11 +7,14 @@ from typing import Any
 
 from specserver.api.conditions import Condition, ConditionType, Reason, Status
 from specserver.api.v1alpha1 import Mode
+from specserver.core.noise import settle
 from specserver.core.observed import EngineState, EngineUnreachable, Pod, PushRejected, PushResult
 from specserver.core.times import rfc3339
 
 SPECULATION_OFF = "speculation is off"
 """How the plugin's reason starts on an engine that was started without a draft."""
+
+_ACCEPT_LENGTH_SLACK = 0.1
 
 Engines = Mapping[str, EngineState | EngineUnreachable]
 
@@ -105,7 +108,9 @@ def _steps(state: EngineState) -> int:
     return max(rank.steps for rank in state.ranks)
 
 
-def build_speculation_status(engines: Engines, *, document: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
+def build_speculation_status(
+    engines: Engines, *, document: Mapping[str, Any], mode: Mode, previous: Mapping[str, Any]
+) -> dict[str, Any]:
     """`status.speculation`. Counts are of replicas whose engine answered."""
     states = [engine for engine in engines.values() if isinstance(engine, EngineState) and engine.ranks]
     ranks = [rank for state in states for rank in state.ranks]
@@ -122,7 +127,9 @@ def build_speculation_status(engines: Engines, *, document: Mapping[str, Any], m
         # Ranks of one replica switch together, so a replica counts once.
         status["switchesLastHour"] = sum(max(rank.switches_last_hour for rank in state.ranks) for state in states)
     if lengths:
-        status["acceptLength"] = f"{sum(lengths) / len(lengths):.1f}"
+        before = previous.get("acceptLength")
+        length = settle(sum(lengths) / len(lengths), None if before is None else float(before), slack=_ACCEPT_LENGTH_SLACK)
+        status["acceptLength"] = f"{length:.1f}"
     if switch_times:
         status["lastSwitchTime"] = rfc3339(max(switch_times))
     bounds = {

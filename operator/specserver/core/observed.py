@@ -196,6 +196,11 @@ class Pod:
     deletion_cost: int | None
     failure: ContainerFailure | None
 
+    @property
+    def lives(self) -> bool:
+        """Counted as a replica. One that terminates or has finished (evicted, refused by its node) was replaced already."""
+        return not self.terminating and self.phase not in ("Succeeded", "Failed")
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -210,7 +215,7 @@ class Workload:
     updated_replicas: int
     available_replicas: int
     current_template_hash: str | None
-    """`pod-template-hash` of the newest ReplicaSet; None before there is one."""
+    """`pod-template-hash` of the ReplicaSet with the Deployment's present template; None before there is one."""
     progress_deadline_exceeded: bool
     conditions: tuple[dict[str, Any], ...] = ()
 
@@ -227,4 +232,4 @@ class Observed:
 
     @property
     def live_pods(self) -> tuple[Pod, ...]:
-        return tuple(pod for pod in self.pods if not pod.terminating)
+        return tuple(pod for pod in self.pods if pod.lives)

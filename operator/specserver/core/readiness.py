@@ -18,6 +18,9 @@ _ARGUMENT_ERROR_EXIT_CODE = 2
 """What argparse exits with, and hence SGLang on an argument that it doesn't know."""
 
 
+LONGEST_QUOTE = 400
+
+
 @dataclass(frozen=True)
 class Problem:
     """Something that keeps the operator itself from going on: a missing Secret, a refused object, a spec it can't use."""
@@ -28,7 +31,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Counts of status. `desired` is what the workload is asked for; pods being drained or terminating don't count."""
+    """Counts of status. `desired` is how many replicas are wanted; pods that terminate or have finished don't count."""
 
     desired: int
     present: int
@@ -40,7 +43,7 @@ class Replicas:
 
 def count_replicas(workload: Workload | None, pods: Iterable[Pod], desired: int) -> Replicas:
     """Only pods of the newest revision are `updated` and `ready`: an old pod never makes a rollout look finished."""
-    live = [pod for pod in pods if not pod.terminating]
+    live = [pod for pod in pods if pod.lives]
     newest = workload.current_template_hash if workload else None
     updated = [pod for pod in live if pod.template_hash == newest]
     return Replicas(
@@ -55,7 +58,8 @@ def count_replicas(workload: Workload | None, pods: Iterable[Pod], desired: int)
 
 def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float) -> tuple[Reason, str] | None:
     """The condition's reason for a container's failure and what to do about it; None where it is no failure yet."""
-    detail = f": {failure.message.strip()}" if failure.message.strip() else ""
+    said = last_line(failure.message)
+    detail = f": {said}" if said else ""
     if failure.reason in _IMAGE_REASONS:
         return Reason.IMAGE_PULL_ERROR, f"{failure.reason}{detail}. Check engine.image and the pull secrets in template"
     if failure.reason == "CreateContainerConfigError":
@@ -75,6 +79,13 @@ def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float)
         code = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
         return Reason.CRASH_LOOP, f"the engine ended{code}, {failure.restarts} restarts{detail}"
     return None
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, printable and short: of a log's end, the cause."""
+    printable = "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+    lines = [line.strip() for line in printable.splitlines() if line.strip()]
+    return lines[-1][-LONGEST_QUOTE:] if lines else ""
 
 
 def plan_ready(
@@ -97,7 +108,7 @@ def plan_ready(
     if workload is None:
         return not_ready(Reason.ROLLING_OUT, "the Deployment is being made")
     # 2. Pods that fail. A failing pod is news even while enough others are ready; one that recovered is not.
-    live = [pod for pod in pods if not pod.terminating]
+    live = [pod for pod in pods if pod.lives]
     for pod in live:
         if pod.failure is None or pod.ready:
             continue
@@ -112,8 +123,6 @@ def plan_ready(
                 f"pod {pod.name}: {pod.unschedulable_message}. Free or add what is short, or change template",
             )
     # 4. On the way.
-    if workload.observed_generation < workload.generation:
-        return not_ready(Reason.ROLLING_OUT, "the Deployment's change is not seen by its controller yet")
     ready = [pod for pod in live if pod.ready and pod.serving and pod.template_hash == workload.current_template_hash]
     old = [pod for pod in live if pod.template_hash != workload.current_template_hash]
     if old or replicas.updated < replicas.desired:
@@ -160,7 +169,7 @@ def plan_progressing(replicas: Replicas, workload: Workload | None, pods: tuple[
             "no progress within rollout.progressDeadline: see the condition Ready",
             Status.FALSE,
         )
-    live = [pod for pod in pods if not pod.terminating]
+    live = [pod for pod in pods if pod.lives]
     if workload is None or any(pod.template_hash != workload.current_template_hash for pod in live):
         return progressing(Reason.NEW_REVISION, f"{replicas.updated} of {replicas.desired} replicas have the newest revision")
     draining = [pod.name for pod in live if not pod.serving]

@@ -10,6 +10,7 @@ from specserver.api import quantities
 from specserver.api.conditions import Condition, ConditionType, Reason, Status, merge_conditions
 from specserver.api.v1alpha1 import SpeculativeServer
 from specserver.core.engine_report import build_speculation_status, plan_policy_applied, plan_speculation_active
+from specserver.core.noise import settle
 from specserver.core.observed import Load, LoadUnknown, Observed, Pod, PushResult
 from specserver.core.readiness import (
     Problem,
@@ -22,6 +23,10 @@ from specserver.core.readiness import (
 from specserver.core.times import rfc3339
 
 _HISTORY_LENGTH = 5
+_REQUESTS_SLACK = 1
+_TOKEN_USAGE_SLACK = 0.05
+_TOKENS_SLACK = 20
+_LOAD_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ def build_status(
     """The status object. Times inside move only with what they are about, so an unchanged server gives an equal status."""
     spec, workload = server.spec, observed.workload
     deadline = quantities.seconds(spec.engine.load_deadline)
-    desired = workload.spec_replicas if workload else scaling.desired_replicas
-    replicas = count_replicas(workload, observed.pods, desired)
+    # What is wanted, not the Deployment's number: a replica that is being drained is in that one, and is none that is missing.
+    replicas = count_replicas(workload, observed.pods, scaling.desired_replicas)
     ready = plan_ready(replicas, workload, observed.pods, problems, load_deadline_seconds=deadline, now=now)
     progressing = plan_progressing(replicas, workload, observed.pods)
     mode = spec.speculation.mode
@@ -71,7 +76,9 @@ def build_status(
         "availableReplicas": replicas.available,
         "unschedulableReplicas": replicas.unschedulable,
         "selector": selector,
-        "speculation": build_speculation_status(observed.engines, document=policy, mode=mode),
+        "speculation": build_speculation_status(
+            observed.engines, document=policy, mode=mode, previous=previous.get("speculation", {})
+        ),
         "scaling": _build_scaling_status(scaling, previous.get("scaling", {}), now),
         "url": f"http://{server.name}.{server.namespace}.svc:{spec.engine.port}",
         "operatorVersion": operator_version,
@@ -114,19 +121,25 @@ def plan_metrics_available(load: Load | LoadUnknown, pods: tuple[Pod, ...]) -> C
 
 
 def _build_load_status(load: Load, previous: Mapping[str, Any]) -> dict[str, Any]:
-    """Rounded, and `observedAt` moves only when a rounded figure does: idle noise writes nothing."""
+    """Rounded, and each figure stays as it was until it has really moved: noise writes nothing."""
     figures: dict[str, Any] = {
-        "running": round(load.running),
-        "queued": round(load.queued),
-        "tokenUsage": f"{round(load.token_usage * 20) / 20:.2f}",
+        name: settle(round(value), previous.get(name), slack=_REQUESTS_SLACK, share=_LOAD_SHARE)
+        for name, value in (("running", load.running), ("queued", load.queued))
     }
+    usage = settle(round(load.token_usage * 20) / 20, _number(previous.get("tokenUsage")), slack=_TOKEN_USAGE_SLACK)
+    figures["tokenUsage"] = f"{usage:.2f}"
     if load.tokens_per_second is not None:
-        figures["tokensPerSecond"] = _two_digits(load.tokens_per_second)
+        rate = _two_digits(load.tokens_per_second)
+        figures["tokensPerSecond"] = settle(rate, previous.get("tokensPerSecond"), slack=_TOKENS_SLACK, share=_LOAD_SHARE)
     unchanged = {key: value for key, value in previous.items() if key != "observedAt"} == figures
     return {
         **figures,
         "observedAt": previous["observedAt"] if unchanged and "observedAt" in previous else rfc3339(load.observed_at),
     }
+
+
+def _number(text: str | None) -> float | None:
+    return None if text is None else float(text)
 
 
 def _two_digits(value: float) -> int:
