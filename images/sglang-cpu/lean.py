@@ -44,7 +44,8 @@ LAZY_BINDING = "import os, sys; sys.setdlopenflags(os.RTLD_LAZY)\n"
 # What only compiling, profiling or a GPU would open. `torch/lib/libtorch_cuda.so` has to stay: torch's Python module shares
 # classes with it.
 UNUSED = (
-    "torch/bin",
+    "torch/bin/protoc",
+    "torch/bin/protoc-3.13.0.0",
     "torch/include",
     "torch/lib/libtorch_cuda_linalg.so",
     "triton/FileCheck",

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.localcluster.errors import ClusterError
-from tests.localcluster.paths import REPOSITORY, cache_root, short_hash
+from tests.localcluster.paths import REPOSITORY, cache_root
 from tests.localcluster.processes import file_lock, log_tail
 from tests.localcluster.progress import say
 
@@ -68,6 +68,7 @@ RECIPES = {
     for recipe in (
         Recipe("operator", "Dockerfile", ("Dockerfile", *_WHEEL, "requirements/operator.txt"), 350 * 10**6),
         Recipe("sglang-cpu", "images/sglang-cpu/Dockerfile", ("images/sglang-cpu", *_WHEEL), 3_500 * 10**6),
+        Recipe("prometheus", "images/prometheus/Dockerfile", ("images/prometheus",), 500 * 10**6),
     )
 }
 
@@ -164,10 +165,10 @@ def find_builder() -> Builder:
     """buildah with storage of our own, else podman or docker with theirs."""
     directory = cache_root() / "images"
     if shutil.which("buildah"):
-        runtime = Path("/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]  # what is mounted does not outlive a boot
         storage = (
             f"--root={directory / 'storage'}",
-            f"--runroot={runtime / 'specserver' / short_hash(str(directory))}",
+            f"--runroot={directory / 'run' / boot}",
             "--storage-opt=skip_mount_home=true",  # otherwise a bind mount stays on the machine for good
         )
         return Builder("buildah", storage, directory)
