@@ -72,6 +72,8 @@ async def run(settings: Settings) -> None:
         await kopf.operator(
             registry=build_registry(queue.add),
             settings=build_settings(),
+            # kopf would ask for the user's name, which a user without an entry in /etc/passwd has not.
+            identity="specserver",  # type: ignore[arg-type]
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
