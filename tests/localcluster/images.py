@@ -68,7 +68,7 @@ RECIPES = {
     for recipe in (
         Recipe("operator", "Dockerfile", ("Dockerfile", *_WHEEL, "requirements/operator.txt"), 350 * 10**6),
         Recipe("sglang-cpu", "images/sglang-cpu/Dockerfile", ("images/sglang-cpu", *_WHEEL), 3_500 * 10**6),
-        Recipe("prometheus", "images/prometheus/Dockerfile", ("images/prometheus",), 500 * 10**6),
+        Recipe("prometheus", "images/prometheus/Dockerfile", ("images/prometheus",), 700 * 10**6),
     )
 }
 
