@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -52,6 +54,7 @@ def main() -> int:
     began = time.monotonic()
     keep = os.environ.get("KEEP", "") not in ("", "0")
     print(HONEST, flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: everything is taken down
     try:
         with a_cluster(keep=keep) as cluster:
             try:
@@ -65,7 +68,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted: everything is taken down", file=sys.stderr)
         return 130
-    except (ClusterError, RuntimeError, TimeoutError, OSError) as error:
+    except (ClusterError, RuntimeError, TimeoutError, OSError, subprocess.SubprocessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     print(table.read_text())

@@ -27,31 +27,17 @@ def build_namespace() -> list[Object]:
     return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": enforced}}]
 
 
-def build_prometheus(image: str) -> list[Object]:
-    """A Prometheus that finds the engines' pods by label and scrapes them every two seconds."""
+def build_prometheus(image: str, python_image: str) -> list[Object]:
+    """A Prometheus that scrapes the engines' pods every two seconds, and beside it the script that names them."""
+    discovery = [{"url": "http://127.0.0.1:8000/", "refresh_interval": "2s"}]
     settings = {
         "global": {"scrape_interval": "2s", "scrape_timeout": "2s"},
-        "scrape_configs": [
-            {
-                "job_name": "engines",
-                "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"names": [NAMESPACE]}}],
-                "relabel_configs": [
-                    {
-                        "source_labels": [
-                            "__meta_kubernetes_pod_label_specserver_io_server",
-                            "__meta_kubernetes_pod_container_port_name",
-                        ],
-                        "regex": ".+;http",
-                        "action": "keep",
-                    },
-                    {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-                    {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
-                ],
-            }
-        ],
+        "scrape_configs": [{"job_name": "engines", "http_sd_configs": discovery}],
     }
     metadata = {"name": PROMETHEUS, "namespace": NAMESPACE}
     app = {"app": PROMETHEUS}
+    files = {"prometheus.yml": yaml.safe_dump(settings), "targets.py": (ROOT / "demo" / "targets.py").read_text()}
+    mount = {"name": "settings", "mountPath": "/etc/prometheus-demo"}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
         {
@@ -67,7 +53,7 @@ def build_prometheus(image: str) -> list[Object]:
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": PROMETHEUS},
             "subjects": [{"kind": "ServiceAccount", "name": PROMETHEUS, "namespace": NAMESPACE}],
         },
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"prometheus.yml": yaml.safe_dump(settings)}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files},
         {
             "apiVersion": "v1",
             "kind": "Service",
@@ -91,11 +77,14 @@ def build_prometheus(image: str) -> list[Object]:
                                 "imagePullPolicy": "Always",
                                 "args": ["--config.file=/etc/prometheus-demo/prometheus.yml", "--storage.tsdb.path=/data"],
                                 "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
-                                "volumeMounts": [
-                                    {"name": "settings", "mountPath": "/etc/prometheus-demo"},
-                                    {"name": "data", "mountPath": "/data"},
-                                ],
-                            }
+                                "volumeMounts": [mount, {"name": "data", "mountPath": "/data"}],
+                            },
+                            {
+                                "name": "targets",
+                                "image": python_image,
+                                "command": ["python", "/etc/prometheus-demo/targets.py"],
+                                "volumeMounts": [mount],
+                            },
                         ],
                         "volumes": [
                             {"name": "settings", "configMap": {"name": PROMETHEUS}},

@@ -31,7 +31,7 @@ def run_story(cluster: LocalCluster, registry: str) -> Record:
     images = push_images(registry)
     # 2. What a user installs.
     install_operator(cluster, images["operator"])
-    apply(cluster, [*build_namespace(), *build_prometheus(images["prometheus"])])
+    apply(cluster, [*build_namespace(), *build_prometheus(images["prometheus"], images["operator"])])
     kubectl(cluster, "rollout", "status", "deployment/prometheus", "--timeout=120s")
     # 3. What a user applies.
     say("applying examples/tiny-cpu.yaml")
