@@ -72,7 +72,7 @@ TIERS = (
     Tier(
         "apiserver",
         "admission, ownership, status and scaling on a real API server",
-        (_pytest("tests/apiserver", workers="2", *("--dist", "loadfile")),),
+        (_pytest("tests/apiserver", "--dist", "loadfile", workers="2"),),
         _prepare_apiserver,
     ),
     Tier("engine", "the plugin in a real SGLang on CPU", (_pytest("tests/engine"),), _prepare_engine),
