@@ -23,6 +23,11 @@ def take_keys(environment: MutableMapping[str, str]) -> dict[str, str]:
     return {option: key for option, key in taken.items() if key}
 
 
+def build_options(keys: dict[str, str]) -> list[str]:
+    """Options with their keys, each as one argument: apart, a key that begins with a dash would be read as an option."""
+    return [f"{option}={key}" for option, key in keys.items()]
+
+
 def mask_in_logs(keys: list[str]) -> None:
     """From now on every log record of this process has the keys masked, whatever logger and handler it goes to."""
     make_record = logging.getLogRecordFactory()
@@ -43,7 +48,7 @@ def mask_in_logs(keys: list[str]) -> None:
 def main(arguments: list[str]) -> None:
     keys = take_keys(os.environ)
     mask_in_logs(list(keys.values()))
-    options = [part for option, key in keys.items() for part in (option, key)]
+    options = build_options(keys)
 
     # The same steps as in SGLang's own launch_server module.
     from sglang.launch_server import run_server

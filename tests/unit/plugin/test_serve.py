@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 from collections.abc import Iterator
 
 import pytest
 
-from specserver.plugin.serve import mask_in_logs, take_keys
+from specserver.plugin.serve import build_options, mask_in_logs, take_keys
 
 
 def test_takes_keys_out_of_the_environment() -> None:
@@ -19,6 +20,12 @@ def test_takes_keys_out_of_the_environment() -> None:
 @pytest.mark.parametrize("environment", [{}, {"SPECSERVER_ADMIN_KEY": "", "SPECSERVER_API_KEY": ""}], ids=["none", "empty"])
 def test_no_key_is_no_option(environment: dict[str, str]) -> None:
     assert take_keys(environment) == {}
+
+
+def test_a_key_that_begins_with_a_dash_is_still_a_value() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--api-key")
+    assert parser.parse_args(build_options({"--api-key": "-Qj8"})).api_key == "-Qj8"
 
 
 @pytest.fixture
