@@ -4,7 +4,7 @@ Keeps a given number of requests in flight, phase after phase, and prints one JS
 
     {"time": 1.7e9, "phase": "busy", "wanted": 24, "in_flight": 24, "completed": 87, "failed": 0, "tokens": 11136}
 
-Counts are totals. A request fails when the answer is no 200, is cut short, or has too few tokens: each failure is printed.
+Counts are totals. A request fails when the answer is no 200, is cut short, or has not the tokens that were asked for: each failure is printed.
 Every request opens its own connection, as many clients would, so that the Service spreads them over the replicas.
 """
 
@@ -21,7 +21,8 @@ from typing import Any
 
 import aiohttp
 
-TOKENS_PER_REQUEST = 96
+TOKENS_PER_REQUEST = (200, 500)
+"""Shortest and longest answer. They differ so that requests don't end in step with each other."""
 PREDICTABLE_TOKENS = (2, 256)
 """Token ids that the tiny draft model predicts well."""
 
@@ -42,25 +43,17 @@ async def ask(session: aiohttp.ClientSession, url: str, totals: Totals) -> None:
     low, high = PREDICTABLE_TOKENS
     start, length = random.randrange(low, high), random.randrange(3, 12)
     prompt = [low + (start + 11 * position) % (high - low) for position in range(length)]
-    request = {
-        "input_ids": prompt,
-        "stream": True,
-        "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS_PER_REQUEST, "ignore_eos": True},
-    }
+    tokens = random.randrange(*TOKENS_PER_REQUEST)
+    request = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
     totals.in_flight += 1
-    seen = 0
     try:
         async with session.post(url, json=request) as answer:
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}: {(await answer.text())[:200]}")
-            async for raw in answer.content:
-                if not raw.startswith(b"data: {"):
-                    continue
-                count = json.loads(raw[6:])["meta_info"]["completion_tokens"]
-                totals.tokens += count - seen
-                seen = count
-        if seen < TOKENS_PER_REQUEST:
-            raise ValueError(f"the answer ended after {seen} of {TOKENS_PER_REQUEST} tokens")
+            got = (await answer.json())["meta_info"]["completion_tokens"]
+        if got != tokens:
+            raise ValueError(f"the answer has {got} tokens, not {tokens}")
+        totals.tokens += tokens
         totals.completed += 1
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
         totals.failed += 1
