@@ -4,7 +4,7 @@ Keeps a given number of requests in flight, phase after phase, and prints one JS
 
     {"time": 1.7e9, "phase": "busy", "wanted": 24, "in_flight": 24, "completed": 87, "failed": 0, "tokens": 11136}
 
-Counts are totals. A request fails when the answer is no 200, is cut short, or has not the tokens that were asked for: each failure is printed.
+Counts are totals. A request fails when the answer is no 200, or has not the tokens that were asked for: each failure is printed.
 Every request opens its own connection, as many clients would, so that the Service spreads them over the replicas.
 """
 
