@@ -44,6 +44,7 @@ class Plan:
     """sysctls: path below /proc/sys -> the file shown in its place. binds: directory -> the one mounted over it."""
 
     api_url: str
+    services: str
     pki: str
     logs: str
     ended: str
@@ -68,6 +69,7 @@ def build_plan(instance: Instance, addresses: Addresses, binaries: Mapping[str, 
 
     return Plan(
         api_url=addresses.api_url,
+        services=subnet.services,
         pki=str(pki.directory),
         logs=str(instance.logs),
         ended=str(instance.ended),
@@ -250,6 +252,8 @@ def build_dns(addresses: Addresses, *, image: str) -> list[dict[str, object]]:
         "image": image,
         "imagePullPolicy": "Never",
         "args": ["-conf", "/etc/coredns/Corefile"],
+        # Without a request of its own it gets next to no CPU beside busy pods, and names are no longer found.
+        "resources": {"requests": {"cpu": "200m", "memory": "64Mi"}},
         "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1},
         "livenessProbe": {"httpGet": {"path": "/health", "port": 8080}},
         "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns"}],
