@@ -254,7 +254,10 @@ def build_dns(addresses: Addresses, *, image: str) -> list[dict[str, object]]:
         "args": ["-conf", "/etc/coredns/Corefile"],
         # Without a request of its own it gets next to no CPU beside busy pods, and names are no longer found.
         "resources": {"requests": {"cpu": "200m", "memory": "64Mi"}},
-        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1},
+        # Patient once it is up: a busy machine must not take away the only one that knows names.
+        "readinessProbe": {
+            "httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 30,
+        },
         "livenessProbe": {"httpGet": {"path": "/health", "port": 8080}},
         "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns"}],
     }
