@@ -29,7 +29,7 @@ def main(state: Path) -> None:
     plan = read_plan((state / "run" / "plan.json").read_text())
     # 1. the namespaces
     mount(plan)
-    prepare_network()
+    prepare_network(plan.services)
     # 2. the programs, in order
     running: dict[int, str] = {}
     for daemon in plan.daemons:
@@ -59,11 +59,16 @@ def mount(plan: Plan) -> None:
         run("mount", "--bind", file, f"/proc/sys/{name}")
 
 
-def prepare_network() -> None:
-    """Loopback up, forwarding on, and the host's end of the link awaited: node.py plugs it in."""
+def prepare_network(services: str) -> None:
+    """Loopback up, forwarding on, and the host's end of the link awaited: node.py plugs it in.
+
+    A connection to a service that kube-proxy hasn't got to yet is refused. Otherwise its first packet would pass
+    unchanged, the kernel would stick to that for the whole connection, and the client would hang for minutes.
+    """
     run("ip", "link", "set", "lo", "up")
     for name in ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables"):
         Path("/proc/sys", name).write_text("1\n")
+    run("iptables", "--wait", "--append", "FORWARD", "--destination", services, "--jump", "REJECT")
     while "default" not in run("ip", "route", "show", "dev", UPLINK, check=False):
         time.sleep(_POLL_SECONDS)
 

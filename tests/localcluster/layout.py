@@ -80,12 +80,17 @@ class Instance:
         return Pki(self.run / "pki")
 
     @property
+    def identity(self) -> str:
+        """Of the directory, not the name: two users may both call theirs `mine`."""
+        return short_hash(str(self.directory))
+
+    @property
     def link(self) -> str:
-        return f"ssv{short_hash(self.name)}"  # 15 characters at most
+        return f"ssv{self.identity}"  # 15 characters at most
 
     @property
     def cgroup(self) -> str:
-        return f"specserver-{self.name}"
+        return f"specserver-{self.name}-{self.identity}"
 
 
 @dataclass(frozen=True)

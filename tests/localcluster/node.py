@@ -161,7 +161,7 @@ def _start(instance: Instance, paths: Mapping[str, Path]) -> Node:
     # 2. the network, and process 1 that lives in it
     with file_lock(_MACHINE_LOCK):
         subnet = plan_subnet(
-            observe_networks(), preferred=_recorded_network(instance), seed=int(short_hash(instance.name), 16)
+            observe_networks(), preferred=_recorded_network(instance), seed=int(instance.identity, 16)
         )
         _write_record(instance, replace(record, network=str(subnet.network)))
         addresses = Addresses(subnet)

@@ -49,7 +49,8 @@ def _lines(*argv: str) -> list[str]:
 
 
 def _foreign_left_out(lines: Iterable[str], instance: Instance) -> set[str]:
-    foreign = re.compile(rf"(\bssv(?!{instance.link[3:]})[0-9a-f]{{8}})|(/specserver-(?!{instance.name}(/|$)))")
+    mine = instance.identity
+    foreign = re.compile(rf"\bssv(?!{mine})[0-9a-f]{{8}}|/specserver-[a-z0-9-]+-(?!{mine})[0-9a-f]{{8}}(/|$)")
     return {line.strip() for line in lines if not foreign.search(line)}
 
 

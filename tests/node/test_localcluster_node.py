@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,8 +19,10 @@ from tests.localcluster import ClusterError, Node, node_down, node_up
 from tests.localcluster.archives import build_archive
 from tests.localcluster.base import LocalCluster
 from tests.localcluster.layout import Instance
+from tests.localcluster.network import Network
 from tests.localcluster.node import explain_node, find_node
-from tests.localcluster.paths import REPOSITORY
+from tests.localcluster.paths import REPOSITORY, state_root
+from tests.localcluster.plan import read_plan
 from tests.localcluster.processes import wait_until
 from tests.node.machine import observe_machine
 
@@ -33,6 +36,8 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("s")))
         patch.delenv("CONTEXT", raising=False)
         yield
+        for left_by_a_failed_test in filter(Path.is_dir, state_root().iterdir()):
+            node_down(left_by_a_failed_test.name, purge=True)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +54,8 @@ def test_pods_find_services_by_name_and_the_host_reaches_both(node: Node) -> Non
     run_pod(node, "web", "sh", "-c", "mkdir /srv; echo -n hello > /srv/index.html; exec httpd -f -p 8080 -h /srv")
     node.kubectl("expose", "pod", "web", "--port=80", "--target-port=8080")
     run_pod(node, "client", "sleep", "3600")
-    node.kubectl("wait", "--for=create", "endpointslice", "--selector=kubernetes.io/service-name=web", "--timeout=20s")
-    assert node.kubectl("exec", "client", "--", "wget", "-q", "-O-", "http://web.default.svc.cluster.local") == "hello"
+    wget = ("exec", "client", "--", "wget", "-q", "-T", "5", "-O-", "http://web.default.svc.cluster.local")
+    wait_until(lambda: answer_of(node, *wget) == "hello", "the service answers", timeout_seconds=20)
     for what, field, port in (("pod/web", ".status.podIP", 8080), ("service/web", ".spec.clusterIP", 80)):
         ip = node.kubectl("get", what, f"--output=jsonpath={{{field}}}")
         with urllib.request.urlopen(f"http://{ip}:{port}", timeout=10) as answer:
@@ -230,12 +235,26 @@ def test_two_that_start_together_do_not_collide() -> None:
     node_down("right", purge=True)
 
 
+def test_a_service_address_that_nobody_has_refuses_at_once(node: Node) -> None:
+    """Rather than leaving the client to hang, as it would for a service that is only just being set up."""
+    services = Network(read_plan((node.kubeconfig.parent / "plan.json").read_text()).services)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((str(services[-2]), 80), timeout=10)
+
+
 # ---- help ---------------------------------------------------------------------------------------------------------------
 
 
 def run_pod(node: Node, name: str, *command: str, image: str | None = None, until: str = "Running") -> None:
     node.kubectl("run", name, f"--image={image or node.busybox}", "--restart=Never", "--", *command)
     node.kubectl("wait", f"pod/{name}", f"--for=jsonpath={{.status.phase}}={until}", "--timeout=60s")
+
+
+def answer_of(node: Node, *arguments: str) -> str | None:
+    try:
+        return node.kubectl(*arguments)
+    except ClusterError:
+        return None
 
 
 def push(node: Node, image: str, *, text: str) -> None:

@@ -24,6 +24,15 @@ def test_two_clones_of_one_name_are_two_instances(monkeypatch: pytest.MonkeyPatc
     assert all(len(link) <= LONGEST_LINK_NAME for link in links)
 
 
+def test_one_name_used_by_two_users_is_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for state in ("/home/a/state", "/home/b/state"):
+        monkeypatch.setenv("XDG_STATE_HOME", state)
+        seen.append((Instance("mine").link, Instance("mine").cgroup))
+    assert seen[0][0] != seen[1][0]
+    assert seen[0][1] != seen[1][1]
+
+
 @pytest.mark.parametrize("directory", ["/x/Spec Server", "/x/-", "/x/" + "long" * 30, "/x/ünïcode"])
 def test_any_directory_gives_a_good_name(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "REPOSITORY", Path(directory))
