@@ -59,6 +59,7 @@ class FakeEngine:
     exports_live_gauges: bool = True
     metrics_page: str | None = None
     """Served at /metrics in place of the own page."""
+    metrics_status: int = 200
     refusal: Refusal | None = None
     delay_seconds: float = 0.0
     """Before each answer of the control API and of /metrics."""
@@ -229,6 +230,8 @@ class FakeEngine:
     async def _metrics(self, request: web.Request) -> web.Response:
         if not self.exports_metrics:
             return web.json_response({"detail": "Not Found"}, status=404)
+        if self.metrics_status != 200:
+            return web.Response(status=self.metrics_status, text="out of order")
         page = self.metrics_page if self.metrics_page is not None else self._build_page()
         return web.Response(text=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 

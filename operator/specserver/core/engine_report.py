@@ -63,6 +63,8 @@ def _why_lacking(pod: str, engines: Engines, pushes: Mapping[str, PushResult], r
         unarmed = next((rank for rank in engine.ranks if not rank.armed), None)
         if unarmed is not None:
             return Reason.ENGINE_UNARMED, f"the plugin is not armed: {unarmed.reason}"
+    if isinstance(push, PushRejected) and push.status == 200:
+        return Reason.PARTIALLY_APPLIED, push.message
     if isinstance(push, PushRejected):
         field = f" ({push.field})" if push.field else ""
         return Reason.ENGINE_REJECTED, f"refused with HTTP {push.status}{field}: {push.message}"
