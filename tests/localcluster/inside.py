@@ -68,7 +68,10 @@ def prepare_network(services: str) -> None:
     run("ip", "link", "set", "lo", "up")
     for name in ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables"):
         Path("/proc/sys", name).write_text("1\n")
-    run("iptables", "--wait", "--append", "FORWARD", "--destination", services, "--jump", "REJECT")
+    run(
+        "iptables", "--wait", "--append", "FORWARD", "--destination", services, "--protocol", "tcp",
+        "--jump", "REJECT", "--reject-with", "tcp-reset",
+    )  # fmt: skip
     while "default" not in run("ip", "route", "show", "dev", UPLINK, check=False):
         time.sleep(_POLL_SECONDS)
 

@@ -54,7 +54,7 @@ def test_pods_find_services_by_name_and_the_host_reaches_both(node: Node) -> Non
     run_pod(node, "web", "sh", "-c", "mkdir /srv; echo -n hello > /srv/index.html; exec httpd -f -p 8080 -h /srv")
     node.kubectl("expose", "pod", "web", "--port=80", "--target-port=8080")
     run_pod(node, "client", "sleep", "3600")
-    wget = ("exec", "client", "--", "wget", "-q", "-T", "5", "-O-", "http://web.default.svc.cluster.local")
+    wget = ("exec", "client", "--", "timeout", "5", "wget", "-q", "-O-", "http://web.default.svc.cluster.local")
     wait_until(lambda: answer_of(node, *wget) == "hello", "the service answers", timeout_seconds=20)
     for what, field, port in (("pod/web", ".status.podIP", 8080), ("service/web", ".spec.clusterIP", 80)):
         ip = node.kubectl("get", what, f"--output=jsonpath={{{field}}}")
