@@ -96,8 +96,7 @@ def node_down(name: str | None = None, *, purge: bool = False) -> None:
     with file_lock(instance.lock, waiting=lambda: say(f"another run holds {instance.lock}: waiting for it")):
         _clean(instance)
         if purge:
-            shutil.rmtree(instance.directory)
-            instance.lock.unlink()
+            shutil.rmtree(instance.directory)  # not the lock: somebody may be waiting for it
 
 
 def find_node(name: str | None = None) -> Node | None:
