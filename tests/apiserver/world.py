@@ -28,7 +28,7 @@ def a_server(namespace: str, name: str = "chat", **spec: Any) -> Body:
         "speculation": {"draftModel": {"uri": "hf://org/draft"}, "policy": {"disableAbove": 8, "enableBelow": 4}},
         "engine": {"image": "engine:1", "loadDeadline": "5m"},
         "replicas": 2,
-        "metrics": {"interval": "1s", "staleness": "5s"},
+        "metrics": {"interval": "1s", "staleness": "20s"},
         "rollout": {"drainTimeout": "30s"},
     }
     return {

@@ -48,7 +48,7 @@ _PENDING_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class _LoadLook:
-    """A load, when it was asked for, and the UIDs of the pods that it is about."""
+    """A load, when its reading ended, and the UIDs of the pods that it is about."""
 
     load: Load | LoadUnknown
     at: float
@@ -265,7 +265,8 @@ class Reconciler:
             return known.load
 
         async def look() -> _LoadLook:
-            return _LoadLook(await self._sources.observe_load(server, seen.pods, now), now, uids)
+            load = await self._sources.observe_load(server, seen.pods, now)
+            return _LoadLook(load, self._clock(), uids)
 
         if memory.looking is None:
             memory.looking = asyncio.create_task(look())
