@@ -77,7 +77,6 @@ async def run(settings: Settings) -> None:
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
-            stop_flag=stopped,
         )
 
     tasks = [asyncio.create_task(part) for part in (queue.run(), watch(), stopped.wait())]

@@ -7,6 +7,7 @@ handlers write to the resource. Time is the event loop's, which no clock jump mo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import logging
@@ -136,11 +137,10 @@ class WorkQueue:
                 else:
                     break
             timeout = self._heap[0][0] - loop.time() if self._heap else None
-            async with self._wake:
-                try:
-                    await asyncio.wait_for(self._wake.wait(), timeout)
-                except TimeoutError:
-                    continue
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: it makes a task, and kopf's shutdown waits 5 s for every task that was made since its start.
+                async with self._wake, asyncio.timeout(timeout):
+                    await self._wake.wait()
 
     def _notify(self) -> None:
         async def wake() -> None:
