@@ -27,7 +27,9 @@ RUN --mount=type=secret,id=pip --mount=type=secret,id=ca --mount=type=cache,targ
 # their cache, and one that doesn't would install yesterday's wheel.
 COPY --from=wheel /dist /opt/specserver/dist
 RUN pip --python /opt/specserver/bin/python install --no-deps --no-index --compile /opt/specserver/dist/*.whl
+# HOME: the Kubernetes client asks for one as soon as it is imported, and the user below has no entry in /etc/passwd.
 ENV PATH=/opt/specserver/bin:/usr/local/bin:/usr/bin:/bin \
+    HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 # A number, so that Kubernetes can see that it isn't root.

@@ -379,7 +379,7 @@ def run_program(command: Sequence[str], log: Path, environ: Mapping[str, str]) -
 def _ended_with_us(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process group of its own, which ends when we leave, also by Ctrl-C: steps of a build are grandchildren."""
     process = subprocess.Popen(
-        ["nice", *command],
+        ["setpriv", "--pdeathsig=TERM", "nice", *command],  # and when we are killed without a chance to end it
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
