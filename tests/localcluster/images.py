@@ -21,6 +21,7 @@ import configparser
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,7 @@ PULL_SECONDS = 300
 BUILD_SECONDS = 1800
 SYSTEM_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 
+_BUILD_CONTAINER = re.compile(r"-working-container(-\d+)?$")  # how `buildah build` names the containers of its steps
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info")
 
 
@@ -186,9 +188,10 @@ def build_image(recipe: Recipe, builder: Builder | None = None, *, repository: P
     (builder.directory / "tmp").mkdir(parents=True, exist_ok=True)
     with (
         file_lock(builder.directory / "lock", waiting=lambda: say("images: waiting for another build to end")),
-        tempfile.TemporaryDirectory(prefix="specserver-context-") as scratch,
+        tempfile.TemporaryDirectory(prefix="context-", dir=builder.directory / "tmp") as scratch,
     ):
         # 1. What it is made of, and whether that is built.
+        remove_leftovers(builder)
         base_id = ensure_base_image(builder)
         context = Path(scratch) / "context"
         copy_inputs(recipe.inputs, repository, context)
@@ -321,6 +324,16 @@ def remove_old_versions(builder: Builder, recipe: Recipe) -> None:
         builder.output("rmi", reference)
 
 
+def remove_leftovers(builder: Builder) -> None:
+    """Containers of builds that were killed; no build runs now, because we hold the lock."""
+    if builder.program == "buildah":
+        names = builder.output("containers", "--format={{.ContainerName}}").split()
+        for name in names:
+            if _BUILD_CONTAINER.search(name):
+                say(f"images: removing what a killed build left: {name}")
+                builder.output("rm", name)
+
+
 def write_secrets(directory: Path, environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
     """The files that the Dockerfiles take as build secrets, by id: pip's settings, and the certificates to trust."""
     files = [Path("/etc/pip.conf"), Path.home() / ".pip" / "pip.conf", Path.home() / ".config" / "pip" / "pip.conf"]
@@ -378,8 +391,10 @@ def run_program(command: Sequence[str], log: Path, environ: Mapping[str, str]) -
 @contextmanager
 def _ended_with_us(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process group of its own, which ends when we leave, also by Ctrl-C: steps of a build are grandchildren."""
+    # Killed without a chance to end it, we take it along, and its mounts go with its namespace.
+    prefix = ["setpriv", "--pdeathsig=TERM", *(["unshare", "--mount"] if os.geteuid() == 0 else []), "nice"]
     process = subprocess.Popen(
-        ["setpriv", "--pdeathsig=TERM", "nice", *command],  # and when we are killed without a chance to end it
+        [*prefix, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -392,7 +407,7 @@ def _ended_with_us(command: Sequence[str], environ: Mapping[str, str]) -> Iterat
         yield process
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)  # lets buildah unmount what it has mounted
+            os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.localcluster.errors import ClusterError
 from tests.localcluster.images import Builder
+from tests.localcluster.paths import short_hash
 
 _ENTER = """
 set -e
@@ -54,7 +55,9 @@ def open_image(builder: Builder, reference: str) -> Iterator[Container]:
     if builder.program != "buildah" or os.geteuid() != 0:
         raise ClusterError("tests of image contents need root and buildah: apt-get install buildah")
     config = json.loads(builder.output("inspect", "--type=image", reference))["OCIv1"]["config"]
-    container = builder.output("from", "--pull-never", reference).strip()
+    # Not named like a container of a build: the next build removes those.
+    name = f"specserver-test-{os.getpid()}-{short_hash(reference)}"
+    container = builder.output("from", "--pull-never", f"--name={name}", reference).strip()
     try:
         root = Path(builder.output("mount", container).strip())
         yield Container(root, config.get("User") or "0:0", tuple(config["Env"]), tuple(config.get("Entrypoint") or ()))

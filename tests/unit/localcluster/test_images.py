@@ -28,6 +28,7 @@ from tests.localcluster.images import (
     find_builder,
     hash_inputs,
     read_pip_settings,
+    remove_leftovers,
     remove_old_versions,
     run_program,
     write_secrets,
@@ -180,6 +181,19 @@ def test_only_old_versions_of_the_same_image_are_removed(monkeypatch: pytest.Mon
     monkeypatch.setattr(Builder, "output", answer)
     remove_old_versions(BUILDAH, OPERATOR)
     assert removed == ours[images.KEPT_VERSIONS :]
+
+
+def test_containers_of_killed_builds_are_removed_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+
+    def answer(self: Builder, *arguments: str, timeout_seconds: float = 0) -> str:
+        if arguments[0] == "rm":
+            removed.extend(arguments[1:])
+        return "python-working-container\npython-working-container-12\nspecserver-test-7-0a\n"
+
+    monkeypatch.setattr(Builder, "output", answer)
+    remove_leftovers(BUILDAH)
+    assert removed == ["python-working-container", "python-working-container-12"]
 
 
 def test_a_failed_program_shows_the_end_of_its_log(tmp_path: Path) -> None:
