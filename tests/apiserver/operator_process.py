@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import aiohttp
@@ -46,7 +47,9 @@ def install_rights(api: ApiServer, directory: Path) -> Path:
 class OperatorProcess:
     """`python -m specserver`, started, stopped and killed as tests like."""
 
-    def __init__(self, kubeconfig: Path, log: Path, *, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, kubeconfig: Path, log: Path, *, namespaces: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
         (self.port,) = free_ports(1)
         self.log = log
         self._environment = {
@@ -56,6 +59,7 @@ class OperatorProcess:
             "SPECSERVER_PORT": str(self.port),
             "SPECSERVER_LOG_FORMAT": "text",
             "SPECSERVER_NAMESPACES": ",".join(namespaces),
+            **(environment or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -63,8 +67,12 @@ class OperatorProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    async def start(self) -> None:
+    async def launch(self) -> None:
         self._process = start_child([sys.executable, "-m", "specserver"], self.log, env=self._environment)
+
+    async def start(self) -> None:
+        """Launches it and waits until it watches."""
+        await self.launch()
         await eventually(self._is_ready, lambda: f"the operator is not ready:\n{log_tail(self.log)}")
 
     async def kill(self) -> None:
@@ -78,11 +86,22 @@ class OperatorProcess:
     async def _end(self, number: signal.Signals) -> int:
         assert self._process is not None
         self._process.send_signal(number)
+        return await self.wait()
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        assert self._process is not None
         return await asyncio.to_thread(self._process.wait, 15)
 
     async def page(self, path: str) -> str:
+        """The page, or nothing where it is no success."""
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as response:
             return await response.text() if response.status == 200 else ""
+
+    async def text(self, path: str) -> str:
+        """The page, whatever its status."""
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as response:
+            return await response.text()
 
     async def count_writes(self) -> int:
         """Requests so far that could have changed something, whether or not they did."""
