@@ -83,7 +83,7 @@ def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float)
 
 def last_line(text: str) -> str:
     """The last line that says something, printable and short: of a log's end, the cause."""
-    printable = "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+    printable = "".join(char if char.isprintable() or char == "\n" else " " for char in text[-4 * LONGEST_QUOTE :])
     lines = [line.strip() for line in printable.splitlines() if line.strip()]
     return lines[-1][-LONGEST_QUOTE:] if lines else ""
 
@@ -120,7 +120,7 @@ def plan_ready(
         if pod.unschedulable_message:
             return not_ready(
                 Reason.UNSCHEDULABLE,
-                f"pod {pod.name}: {pod.unschedulable_message}. Free or add what is short, or change template",
+                f"pod {pod.name}: {pod.unschedulable_message.rstrip('.')}. Free or add what is short, or change template",
             )
     # 4. On the way.
     ready = [pod for pod in live if pod.ready and pod.serving and pod.template_hash == workload.current_template_hash]

@@ -1,0 +1,210 @@
+"""Ready, Available and Progressing by table: from pods to a cause with a name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserver.api.conditions import Reason
+from specserver.core.observed import ContainerFailure, Pod, Workload
+from specserver.core.readiness import (
+    LONGEST_QUOTE,
+    Problem,
+    classify_failure,
+    count_replicas,
+    last_line,
+    plan_available,
+    plan_progressing,
+    plan_ready,
+)
+from tests.fakes.pods import build_pod
+
+NOW = 10_000.0
+DEADLINE = 600.0
+WORKLOAD = Workload(
+    uid="w", generation=2, observed_generation=2, spec_replicas=2, replicas=2, ready_replicas=2, updated_replicas=2,
+    available_replicas=2, current_template_hash="h", progress_deadline_exceeded=False,
+)  # fmt: skip
+
+
+def failure(
+    reason: str = "Error", message: str = "", exit_code: int | None = 1, restarts: int = 1, **more: Any
+) -> ContainerFailure:
+    return ContainerFailure(reason, message, exit_code, restarts, **{"at": NOW - 10, **more})
+
+
+def starting(name: str, **different: Any) -> Pod:
+    return build_pod(name, **{"ready": False, "started": False, "created_at": NOW - 10, **different})
+
+
+def ready(
+    *pods: Pod, desired: int = 2, workload: Workload | None = WORKLOAD, problems: tuple[Problem, ...] = ()
+) -> tuple[str, str, str]:
+    replicas = count_replicas(workload, pods, desired)
+    condition = plan_ready(replicas, workload, pods, problems, load_deadline_seconds=DEADLINE, now=NOW)
+    return condition.status.value, condition.reason.value, condition.message
+
+
+A, B = build_pod("a"), build_pod("b")
+OOM = failure("OOMKilled", exit_code=137)
+ALL_READY = ("True", "AllReplicasReady", "2 replicas are ready")
+
+READY = [
+    pytest.param((A, B), 2, ALL_READY, id="all ready"),
+    pytest.param((A,), 2, ("False", "RollingOut", "1 of 2 replicas have the newest revision"), id="one not made yet"),
+    pytest.param(
+        (A, starting("b")), 2, ("False", "ModelLoading", "pod b loads its model; 1 of 2 replicas are ready"), id="loading",
+    ),
+    pytest.param(
+        (A, starting("b", created_at=NOW - 130)), 2,
+        ("False", "ModelLoading", "pod b loads its model, for 2 min; 1 of 2 replicas are ready"), id="loading for a while",
+    ),
+    pytest.param(
+        (A, build_pod("b", ready=False)), 2, ("False", "RollingOut", "1 of 2 replicas are ready"), id="started and not ready",
+    ),
+    pytest.param(
+        (A, build_pod("b", template_hash="old")), 2, ("False", "RollingOut", "1 of 2 replicas have the newest revision"),
+        id="an old one serves",
+    ),
+    pytest.param(
+        (A, B, build_pod("c", template_hash="old")), 2, ("False", "RollingOut", "2 of 2 replicas have the newest revision"),
+        id="an old one is still there",
+    ),
+    pytest.param(
+        (A, B, build_pod("c", template_hash="old", terminating=True)), 2, ALL_READY,
+        id="an old one is on its way out",
+    ),
+    pytest.param((A, B, build_pod("c", serving=False)), 2, ALL_READY, id="one drains"),
+    pytest.param(
+        (A, build_pod("b", serving=False)), 2, ("False", "RollingOut", "1 of 2 replicas are ready"), id="one too few serve",
+    ),
+    pytest.param(
+        (A, B, build_pod("c", phase="Failed", ready=False, template_hash="old", failure=failure("Evicted", restarts=0))), 2,
+        ALL_READY, id="an evicted one was replaced",
+    ),
+    pytest.param((), 0, ("False", "ScaledToZero", "replicas is 0: nothing is served"), id="none wanted"),
+    pytest.param(
+        (A, build_pod("b", ready=False, failure=OOM)), 2,
+        ("False", "OutOfMemory", "pod b: the container ran out of memory. Raise engine.resources.limits.memory"),
+        id="out of memory",
+    ),
+    pytest.param(
+        (A, build_pod("b", failure=OOM)), 2, ALL_READY,
+        id="ready again after a failure",
+    ),
+    pytest.param(
+        (A, starting("b", unschedulable_message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")), 2,
+        (
+            "False", "Unschedulable",
+            "pod b: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu. Free or add what is short, or change template",
+        ),
+        id="no node takes it",
+    ),
+    pytest.param(
+        (starting("a"), starting("b", failure=failure("ImagePullBackOff", "no such image", None, 0))), 2,
+        (
+            "False", "ImagePullError",
+            "pod b: ImagePullBackOff: no such image. Check engine.image and the pull secrets in template",
+        ),
+        id="failing is told before loading",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pods", "desired", "wanted"), READY)
+def test_ready(pods: tuple[Pod, ...], desired: int, wanted: tuple[str, str, str]) -> None:
+    assert ready(*pods, desired=desired) == wanted
+
+
+def test_problems_of_the_operator_itself_come_first() -> None:
+    problems = (Problem(Reason.SECRET_MISSING, "create it"), Problem(Reason.OBJECT_REFUSED, "rename it"))
+    assert ready(A, B, problems=problems) == ("False", "SecretMissing", "create it; rename it")
+    assert ready(workload=None) == ("False", "RollingOut", "the Deployment is being made")
+
+
+def test_a_template_that_no_replica_set_has_yet_has_no_pods() -> None:
+    replicas = count_replicas(replace(WORKLOAD, current_template_hash=None), (A, B), 2)
+    assert (replicas.present, replicas.updated, replicas.ready, replicas.available) == (2, 0, 0, 2)
+
+
+FAILURES = [
+    pytest.param(failure("ErrImagePull", "401", None, 0), Reason.IMAGE_PULL_ERROR, "ErrImagePull: 401", id="image"),
+    pytest.param(failure("CreateContainerConfigError", "secret s", None, 0), Reason.SECRET_MISSING, "secret s", id="secret"),
+    pytest.param(failure("OOMKilled", "", 137), Reason.OUT_OF_MEMORY, "limits.memory", id="container memory"),
+    pytest.param(
+        failure(message="CUDA out of memory.\nmore"), Reason.OUT_OF_MEMORY, "--mem-fraction-static",
+        id="GPU memory, not on the last line",
+    ),
+    pytest.param(
+        failure(message="usage: x\nx: error: unrecognized arguments: --y", exit_code=2, restarts=0),
+        Reason.ENGINE_ARGUMENTS_REFUSED, "unrecognized arguments: --y", id="argument",
+    ),
+    pytest.param(failure(message="segfault", exit_code=2), Reason.CRASH_LOOP, "exit code 2", id="exit code 2 of another cause"),
+    pytest.param(failure(exit_code=137, ran_seconds=600.0), Reason.LOAD_DEADLINE_EXCEEDED, "loadDeadline", id="too late"),
+    pytest.param(failure(exit_code=137, ran_seconds=599.0), Reason.CRASH_LOOP, "1 restarts", id="within the deadline"),
+    pytest.param(failure("CrashLoopBackOff", restarts=0, exit_code=None), Reason.CRASH_LOOP, "the engine ended,", id="back-off"),
+    pytest.param(failure("Completed", restarts=0, exit_code=0), None, "", id="ended once"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("container", "reason", "says"), FAILURES)
+def test_failures_by_name(container: ContainerFailure, reason: Reason | None, says: str) -> None:
+    classified = classify_failure(container, load_deadline_seconds=DEADLINE)
+    assert (classified[0] if classified else None) == reason
+    assert says in (classified[1] if classified else "")
+
+
+def test_of_a_log_the_last_line_that_says_something_is_quoted() -> None:
+    assert last_line("Traceback\n  File\nValueError: bad\n\n  \n") == "ValueError: bad"
+    assert last_line("\x00\x1b[31mred\r\n") == "[31mred"
+    assert last_line("") == last_line("\n\x00\n") == ""
+
+
+@given(st.text(max_size=2000))
+def test_a_quote_is_short_printable_and_one_line(text: str) -> None:
+    assert len(last_line(text)) <= LONGEST_QUOTE
+    assert last_line(text).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("available", "desired", "max_unavailable", "status"),
+    [
+        pytest.param(2, 2, 1, "True", id="all"),
+        pytest.param(1, 2, 1, "True", id="one less, as a rollout may"),
+        pytest.param(0, 2, 1, "False", id="none"),
+        pytest.param(0, 1, 1, "False", id="the only one, whatever a rollout may"),
+        pytest.param(2, 4, 1, "False", id="too few"),
+        pytest.param(0, 0, 0, "False", id="none wanted: nothing takes traffic"),
+    ],
+)
+def test_available(available: int, desired: int, max_unavailable: int, status: str) -> None:
+    pods = tuple(build_pod(f"p{index}") for index in range(available))
+    replicas = count_replicas(WORKLOAD, pods, desired)
+    assert plan_available(replicas, max_unavailable=max_unavailable).status == status
+
+
+PROGRESS = [
+    pytest.param((A, B), {}, "RolloutComplete", id="done"),
+    pytest.param((A, build_pod("b", template_hash="old")), {}, "NewRevision", id="an old pod"),
+    pytest.param((A, B, build_pod("c", serving=False)), {}, "Draining", id="one drains"),
+    pytest.param((A, starting("b")), {}, "Scaling", id="one starts"),
+    pytest.param((A, B, build_pod("c")), {}, "Scaling", id="one too many"),
+    pytest.param((A, starting("b")), {"progress_deadline_exceeded": True}, "ProgressDeadlineExceeded", id="stopped"),
+]
+
+
+@pytest.mark.parametrize(("pods", "different", "reason"), PROGRESS)
+def test_progressing(pods: tuple[Pod, ...], different: dict[str, Any], reason: str) -> None:
+    workload = replace(WORKLOAD, **different)
+    condition = plan_progressing(count_replicas(workload, pods, 2), workload, pods)
+    assert condition.reason == reason
+    assert condition.status == ("False" if reason == "ProgressDeadlineExceeded" else "True")
+
+
+def test_unschedulable_pods_are_counted() -> None:
+    pods = (A, starting("b", unschedulable_message="no"), starting("c", unschedulable_message="no", terminating=True))
+    assert count_replicas(WORKLOAD, pods, 2).unschedulable == 1
