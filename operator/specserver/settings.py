@@ -48,6 +48,6 @@ def _choice(environment: Mapping[str, str], name: str, default: str, choices: tu
 
 def _number(environment: Mapping[str, str], name: str, default: int, *, least: int, most: int) -> int:
     value = environment.get(name, "") or str(default)
-    if not value.isdigit() or not least <= int(value) <= most:
+    if not (value.isascii() and value.isdigit()) or not least <= int(value) <= most:
         raise SettingsInvalid(f"{name}={value!r}: must be a whole number from {least} to {most}")
     return int(value)

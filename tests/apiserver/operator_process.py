@@ -16,12 +16,12 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from tests.apiserver.waiting import eventually
 from tests.chart.helm import Helm, of_kind
 from tests.localcluster import ApiServer
 from tests.localcluster.binaries import ensure_helm
 from tests.localcluster.paths import REPOSITORY
 from tests.localcluster.processes import free_ports, log_tail, start_child
+from tests.waiting import eventually
 
 NAMESPACE = "specserver-system"
 WRITES = ("create", "apply", "patch")

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from specserver.api.rules import RULES
-from tests.apiserver.waiting import eventually
 from tests.apiserver.world import World, a_server, merge
 from tests.fakes.api import ApiError, Body
 from tests.localcluster import ClusterError
 from tests.localcluster.paths import REPOSITORY
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

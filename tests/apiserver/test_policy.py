@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.apiserver.waiting import eventually
 from tests.apiserver.world import World
 from tests.fakes.engine import FakeEngine, Refusal
 from tests.fakes.kubelet import Behaviour
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -49,7 +49,7 @@ async def test_a_bound_reaches_all_engines_within_two_seconds(world: World) -> N
     assert (await world.deployment())["metadata"]["generation"] == generation
     document = json.loads((await world.api.get("ConfigMap", world.namespace, "chat-policy"))["data"]["policy.json"])
     assert (document["disableAbove"], document["revision"]) == (9, 2)
-    (event,) = await world.events("PolicyPushed")
+    event = await world.wait_event("PolicyPushed")
     assert all(pod in event["message"] for pod in engines)
 
 

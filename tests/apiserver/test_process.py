@@ -12,12 +12,12 @@ import pytest
 import pytest_asyncio
 
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.waiting import eventually
 from tests.apiserver.world import World, a_server
 from tests.chart.helm import CRD_SOURCE
 from tests.fakes.api import Api
 from tests.fakes.kubelet import FakeKubelet
 from tests.localcluster import ApiServer, start_apiserver
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.apiserver.operator_process import decode
-from tests.apiserver.waiting import eventually
 from tests.apiserver.world import KIND, World, a_server
 from tests.fakes.api import JSON_PATCH, Body
 from tests.fakes.kubelet import Behaviour
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

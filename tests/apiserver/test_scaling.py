@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.apiserver.waiting import always, eventually
 from tests.apiserver.world import SERVING, World
 from tests.fakes.api import Body
 from tests.fakes.engine import FakeEngine
+from tests.waiting import always, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -65,7 +65,7 @@ async def start_three(world: World, **spec: Any) -> None:
 async def test_up_with_the_load_and_down_by_the_idlest(world: World) -> None:
     # 1. Up: at once, since requests queue, and with a sentence in two places.
     await start_three(world)
-    (up,) = await world.events("ScaledUp")
+    up = await world.wait_event("ScaledUp")
     assert "from 2 to 3 replicas: Running 8 per replica is above the target 6" in up["message"]
     status = (await world.status())["scaling"]
     (line,) = status["history"]
@@ -84,7 +84,7 @@ async def test_up_with_the_load_and_down_by_the_idlest(world: World) -> None:
     assert await world.receiving() == set(everybody) - {victim}
     await world.wait_condition("Progressing", "True", "Draining", says=victim)
     assert (await world.condition("Ready"))["status"] == "True", "two are wanted, and two serve"
-    (event,) = await world.events("DrainStarted")
+    event = await world.wait_event("DrainStarted")
     assert victim in event["message"]
 
     async def three() -> bool:
@@ -101,7 +101,7 @@ async def test_up_with_the_load_and_down_by_the_idlest(world: World) -> None:
 
     await eventually(gone, f"pod {victim} gone")
     assert {pod["metadata"]["name"] for pod in await world.pods()} == set(everybody) - {victim}
-    (down,) = await world.events("ScaledDown")
+    down = await world.wait_event("ScaledDown")
     assert "from 3 to 2 replicas: fewer replicas carry the load: Running 2.5 per replica (target 6)" in down["message"]
     assert f"pod {victim} finished its requests" in down["message"]
     assert [(line["from"], line["to"]) for line in (await world.status())["scaling"]["history"]] == [(3, 2), (2, 3)]
@@ -141,7 +141,7 @@ async def test_a_load_that_returns_ends_the_drain(world: World) -> None:
     assert COST not in pod["metadata"].get("annotations", {})
     assert await world.pod_uids() == uids
     assert await replicas(world) == 3
-    assert len(await world.events("DrainCancelled")) == 1
+    await world.wait_event("DrainCancelled")
 
 
 async def test_fewer_replicas_by_hand_are_drained_too_and_the_timeout_bounds_it(world: World) -> None:
@@ -159,7 +159,7 @@ async def test_fewer_replicas_by_hand_are_drained_too_and_the_timeout_bounds_it(
     assert marked["metadata"]["name"] == sorted(world.engines)[1]
     await wait_replicas(world, 1)
     assert time.monotonic() - began > 6.0
-    (down,) = await world.events("ScaledDown")
+    down = await world.wait_event("ScaledDown")
     assert "was not seen idle within 7 s" in down["message"]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.apiserver.waiting import eventually
 from tests.apiserver.world import World
 from tests.fakes.api import Body
 from tests.fakes.kubelet import Behaviour, Ended, ImageTrouble
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

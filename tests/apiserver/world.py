@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.waiting import eventually
 from tests.fakes.api import Api, Body
 from tests.fakes.engine import FakeEngine
 from tests.fakes.kubelet import Behaviour, FakeKubelet
 from tests.localcluster import ApiServer
+from tests.waiting import eventually
 
 KIND = "SpeculativeServer"
 SERVING = "specserver.io/serving"
@@ -158,6 +158,11 @@ class World:
             (event for event in events if not reasons or event["reason"] in reasons),
             key=lambda event: int(event["metadata"]["resourceVersion"]),
         )
+
+    async def wait_event(self, reason: str) -> Body:
+        """The one Event of this reason: it is written a moment after what it is about."""
+        (event,) = await eventually(lambda: self.events(reason), f"an Event {reason}")
+        return event
 
     async def versions(self) -> dict[tuple[str, str], str]:
         """Resource version of every object of the namespace that the operator could write to, its Events among them."""

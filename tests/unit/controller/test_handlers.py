@@ -1,0 +1,69 @@
+"""Which events become work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specserver.controller.handlers import _ServerEvents, build_registry, build_settings, owner_of
+from specserver.controller.queue import Key
+
+
+def body(generation: int = 1, uid: str = "u", *, deleting: bool = False) -> dict[str, Any]:
+    deleted = {"deletionTimestamp": "T"} if deleting else {}
+    return {"metadata": {"namespace": "ns", "name": "chat", "uid": uid, "generation": generation, **deleted}}
+
+
+@pytest.mark.parametrize(
+    ("events", "passes"),
+    [
+        pytest.param([(None, body())], 1, id="there at the start"),
+        pytest.param([("ADDED", body()), ("MODIFIED", body())], 1, id="our own status"),
+        pytest.param([("ADDED", body()), ("MODIFIED", body(2))], 2, id="the spec changed"),
+        pytest.param([("ADDED", body()), ("MODIFIED", body(deleting=True))], 2, id="being deleted"),
+        pytest.param([("ADDED", body()), ("DELETED", body())], 2, id="deleted"),
+        pytest.param([("ADDED", body()), ("DELETED", body()), ("ADDED", body())], 3, id="made anew"),
+        pytest.param([("ADDED", body()), ("MODIFIED", body(uid="v"))], 2, id="made anew, and the deletion was missed"),
+        pytest.param([("ADDED", body()), (None, body())], 2, id="listed again after a gap in the watch"),
+    ],
+)
+def test_events_of_the_resource(events: list[tuple[str | None, dict[str, Any]]], passes: int) -> None:
+    keys: list[Key] = []
+    handler = _ServerEvents(keys.append)
+    for kind, event_body in events:
+        handler.handle(kind, event_body)
+    assert keys == [("ns", "chat")] * passes
+
+
+@pytest.mark.parametrize(
+    ("namespace", "labels", "key"),
+    [
+        ("ns", {"specserver.io/server": "chat"}, ("ns", "chat")),
+        ("ns", {"app.kubernetes.io/instance": "chat"}, None),
+        ("ns", {"specserver.io/server": ""}, None),
+        (None, {"specserver.io/server": "chat"}, None),
+    ],
+)
+def test_events_of_owned_objects(namespace: str | None, labels: dict[str, str], key: Key | None) -> None:
+    assert owner_of(namespace, labels) == key
+
+
+def test_nothing_is_registered_that_writes_to_resources() -> None:
+    """A timer, a daemon or a change handler would leave a finalizer or an annotation on every server."""
+    registry = build_registry(lambda _key: None)
+    assert len(registry._watching._handlers) == 6
+    assert not registry._changing._handlers
+    assert not registry._spawning._handlers
+    assert not registry._indexing._handlers
+
+
+def test_settings_of_the_watches() -> None:
+    settings = build_settings()
+    assert settings.watching.client_timeout is not None, "else a stream that was cut in silence stays open for ever"
+    assert settings.scanning.disabled
+    assert settings.peering.standalone
+    assert not settings.posting.enabled
+    selectors = {str(kind): selector for kind, selector in settings.watching.label_selectors.items()}
+    assert len(selectors) == 5
+    assert set(selectors.values()) == {"app.kubernetes.io/managed-by=specserver"}

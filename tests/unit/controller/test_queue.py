@@ -1,0 +1,174 @@
+"""The work queue: each key once, one worker a key, nothing lost, nothing ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from specserver.controller.queue import Gone, Key, Outcome, RequeueAfter, Retry, WorkQueue
+from tests.waiting import eventually
+
+A, B = ("ns", "a"), ("ns", "b")
+
+
+@contextlib.asynccontextmanager
+async def running(reconcile: Callable[[Key], Awaitable[Outcome]], workers: int = 4) -> AsyncIterator[WorkQueue]:
+    queue = WorkQueue(reconcile, workers=workers)
+    task = asyncio.create_task(queue.run())
+    yield queue
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(check: Callable[[], bool]) -> None:
+    await eventually(check, "what the test waits for", within_seconds=3.0)
+
+
+async def test_a_burst_is_one_pass() -> None:
+    passes: list[Key] = []
+
+    async def reconcile(key: Key) -> Outcome:
+        passes.append(key)
+        return Gone()
+
+    queue = WorkQueue(reconcile)
+    for _ in range(100):
+        queue.add(A)
+    queue.add(B)
+    assert len(queue) == 2
+    task = asyncio.create_task(queue.run())
+    await until(lambda: len(passes) == 2)
+    await asyncio.sleep(0.05)
+    assert sorted(passes) == [A, B]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_key_is_never_worked_on_twice_at_once_and_what_happens_meanwhile_is_not_lost() -> None:
+    at_work: list[Key] = []
+    passes, most = 0, 0
+    go_on = asyncio.Event()
+
+    async def reconcile(key: Key) -> Outcome:
+        nonlocal passes, most
+        at_work.append(key)
+        passes, most = passes + 1, max(most, at_work.count(A))
+        await go_on.wait()
+        at_work.remove(key)
+        return Gone()
+
+    async with running(reconcile) as queue:
+        queue.add(A)
+        await until(lambda: passes == 1)
+        for _ in range(5):
+            queue.add(A)
+            await asyncio.sleep(0.01)
+        assert passes == 1
+        assert queue.longest_run_seconds() > 0.04
+        go_on.set()
+        await until(lambda: passes == 2)
+        await asyncio.sleep(0.05)
+    assert (passes, most) == (2, 1)
+
+
+async def test_one_that_hangs_does_not_hold_up_another() -> None:
+    done: list[Key] = []
+
+    async def reconcile(key: Key) -> Outcome:
+        if key == A:
+            await asyncio.Event().wait()
+        done.append(key)
+        return Gone()
+
+    async with running(reconcile, workers=2) as queue:
+        queue.add(A)
+        queue.add(B)
+        await until(lambda: done == [B])
+
+
+async def test_the_earlier_of_two_times_wins() -> None:
+    times: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def reconcile(_key: Key) -> Outcome:
+        times.append(loop.time())
+        return Gone()
+
+    async with running(reconcile) as queue:
+        began = loop.time()
+        queue.add(A, delay_seconds=30.0)
+        queue.add(A, delay_seconds=0.1)
+        queue.add(A, delay_seconds=20.0)
+        await until(lambda: len(times) == 1)
+        assert 0.09 < times[0] - began < 2.0
+        assert len(queue) == 0
+
+
+async def test_looking_again_after_a_while_and_at_once_when_something_happens() -> None:
+    passes = 0
+
+    async def reconcile(_key: Key) -> Outcome:
+        nonlocal passes
+        passes += 1
+        return RequeueAfter(0.05 if passes == 1 else 60.0)
+
+    async with running(reconcile) as queue:
+        queue.add(A)
+        await until(lambda: passes == 2)
+        queue.add(A)
+        await until(lambda: passes == 3)
+
+
+async def test_what_nobody_foresaw_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    passes = 0
+
+    async def reconcile(_key: Key) -> Outcome:
+        nonlocal passes
+        passes += 1
+        if passes == 1:
+            raise ZeroDivisionError("no one thought of this")
+        return Gone()
+
+    with caplog.at_level(logging.WARNING):
+        async with running(reconcile) as queue:
+            queue.add(A)
+            await until(lambda: passes == 2)
+    assert "ns/a: reconcile failed" in caplog.text
+    assert "no one thought of this" in caplog.text
+
+
+async def test_back_off_grows_and_ends_with_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specserver.controller.queue._FIRST_BACK_OFF_SECONDS", 0.02)
+    times: list[float] = []
+    outcomes: list[Outcome] = [Retry("x"), Retry("x"), Retry("x"), RequeueAfter(0.0), Retry("x"), Gone()]
+
+    async def reconcile(_key: Key) -> Outcome:
+        times.append(asyncio.get_running_loop().time())
+        return outcomes[len(times) - 1]
+
+    async with running(reconcile) as queue:
+        queue.add(A)
+        await until(lambda: len(times) == len(outcomes))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps[0] >= 0.016
+    assert gaps[1] >= 0.032
+    assert gaps[2] >= 0.064
+    assert gaps[4] < 0.06, "after a success it begins anew"
+
+
+async def test_the_api_server_says_when_to_come_back() -> None:
+    times: list[float] = []
+
+    async def reconcile(_key: Key) -> Outcome:
+        times.append(asyncio.get_running_loop().time())
+        return Retry("later", 0.2) if len(times) == 1 else Gone()
+
+    async with running(reconcile) as queue:
+        queue.add(A)
+        await until(lambda: len(times) == 2)
+    assert times[1] - times[0] >= 0.2
