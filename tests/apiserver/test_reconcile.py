@@ -300,6 +300,16 @@ async def test_an_overlay_that_breaks_the_rules_becomes_a_condition(world: World
     assert "spec.template.metadata.name" in condition["message"]
 
 
+async def test_a_namespace_goes_with_all_that_is_in_it(world: World) -> None:
+    await world.create_ready()
+    await world.api.delete("Namespace", "", world.namespace)
+
+    async def is_gone() -> bool:
+        return await world.api.find("Namespace", "", world.namespace) is None
+
+    await eventually(is_gone, "the namespace gone", within_seconds=30)
+
+
 async def test_a_server_that_is_deleted_and_made_anew(world: World) -> None:
     """Its old objects are still on their way out, and belong to the one before."""
     await world.create_ready()

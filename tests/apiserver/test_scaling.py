@@ -114,6 +114,7 @@ async def test_a_drain_outlives_the_operator(world: World) -> None:
     await start_three(world)
     engines = load(world, 2, 3, 1)
     (marked,) = await eventually(lambda: draining(world), "a pod that is being drained")
+    await world.wait_event("DrainStarted")
     await world.operator.kill()
     engines[2].running = 0
     await world.operator.start()

@@ -104,9 +104,15 @@ async def test_a_failure_has_its_name(
     pods = [pod["metadata"]["name"] for pod in await world.pods()]
     assert any(f"pod {pod}: " in condition["message"] for pod in pods)
     await world.wait_condition("Available", "False", "MinimumReplicasUnavailable")
+    unschedulable = 2 if reason == "Unschedulable" else 0
+
+    async def both_are_counted() -> bool:
+        seen = await world.status()
+        return bool(seen["replicas"] == 2 and seen["unschedulableReplicas"] == unschedulable)
+
+    await eventually(both_are_counted, "two replicas in status")
     status = await world.status()
     assert (status["readyReplicas"], status["availableReplicas"]) == (0, 0)
-    assert status["unschedulableReplicas"] == (2 if reason == "Unschedulable" else 0)
     if last_failure is not None:
         failure = status["lastFailure"]
         assert failure["pod"] in pods

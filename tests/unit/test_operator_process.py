@@ -31,7 +31,8 @@ def test_settings_are_read() -> None:
     ("name", "value"),
     [
         ("SPECSERVER_LOG_LEVEL", "LOUD"), ("SPECSERVER_LOG_FORMAT", "xml"), ("SPECSERVER_PORT", "0"),
-        ("SPECSERVER_PORT", "65536"), ("SPECSERVER_PORT", "-1"), ("SPECSERVER_PORT", "²"), ("SPECSERVER_WORKERS", "many"), ("SPECSERVER_WORKERS", "0"),
+        ("SPECSERVER_PORT", "65536"), ("SPECSERVER_PORT", "-1"), ("SPECSERVER_PORT", "²"),
+        ("SPECSERVER_WORKERS", "many"), ("SPECSERVER_WORKERS", "0"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
