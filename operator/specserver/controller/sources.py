@@ -6,21 +6,25 @@ import aiohttp
 
 from specserver.api import quantities
 from specserver.api.conditions import Reason
-from specserver.api.v1alpha1 import SpeculativeServer
+from specserver.api.v1alpha1 import SecretKeyRef, SpeculativeServer
 from specserver.cluster.client import Cluster
 from specserver.cluster.secrets import read_entry
 from specserver.core.observed import Load, LoadUnknown, Pod
+from specserver.engines.http import PodHttp
 from specserver.load.prometheus import PrometheusLoad
 from specserver.load.scrape import DirectScraper
 
+_Account = tuple[str, str, SecretKeyRef | None]
+"""A Prometheus, and where the token for it stands, if it needs one: URL, namespace, Secret entry."""
+
 
 class LoadSources:
-    """One scraper for all servers, and one Prometheus client for each URL and token."""
+    """One scraper for all servers, and one Prometheus client for each URL and Secret entry with a token."""
 
     def __init__(self, cluster: Cluster, session: aiohttp.ClientSession) -> None:
         self._cluster = cluster
-        self._scraper = DirectScraper(session)
-        self._prometheus: dict[tuple[str, str | None], PrometheusLoad] = {}
+        self._scraper = DirectScraper(PodHttp(session))
+        self._prometheus: dict[_Account, tuple[str | None, PrometheusLoad]] = {}
 
     async def observe_load(self, server: SpeculativeServer, pods: tuple[Pod, ...], now: float) -> Load | LoadUnknown:
         spec = server.spec
@@ -40,9 +44,7 @@ class LoadSources:
                     Reason.PROMETHEUS_ERROR,
                     f"metrics.prometheus.authSecretRef: Secret {ref.name} has no entry {ref.key}: create it",
                 )
-        client = self._prometheus.get((prometheus.url, token))
-        if client is None:
-            client = self._prometheus[prometheus.url, token] = PrometheusLoad(prometheus.url, token=token)
+        client = self._client(prometheus.url, server.namespace, prometheus.auth_secret_ref, token)
         return await client.observe_load(
             pods,
             namespace=server.namespace,
@@ -53,6 +55,14 @@ class LoadSources:
             data_parallel=data_parallel,
         )
 
+    def _client(self, url: str, namespace: str, ref: SecretKeyRef | None, token: str | None) -> PrometheusLoad:
+        """The client for this account. One with an earlier token is dropped, and its thread ends with its last query."""
+        account = (url, namespace if ref else "", ref)
+        known = self._prometheus.get(account)
+        if known is None or known[0] != token:
+            known = self._prometheus[account] = (token, PrometheusLoad(url, token=token))
+        return known[1]
+
     def close(self) -> None:
-        for client in self._prometheus.values():
+        for _, client in self._prometheus.values():
             client.close()
