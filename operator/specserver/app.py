@@ -19,7 +19,7 @@ from specserver.controller.queue import Key, Outcome, WorkQueue
 from specserver.controller.reconcile import Reconciler
 from specserver.controller.sources import LoadSources
 from specserver.engines.client import EngineClient
-from specserver.engines.http import open_session
+from specserver.engines.http import PodHttp, open_session
 from specserver.settings import Settings
 from specserver.telemetry import OperatorMetrics, serve_pages
 
@@ -35,7 +35,7 @@ async def run(settings: Settings) -> None:
     cluster = await KubernetesCluster.connect(on_request=metrics.count_request)
     session = open_session()
     sources = LoadSources(cluster, session)
-    pusher = PolicyPusher(EngineClient(session), on_push=lambda result: metrics.pushes.labels(result).inc())
+    pusher = PolicyPusher(EngineClient(PodHttp(session)), on_push=lambda result: metrics.pushes.labels(result).inc())
     reconciler = Reconciler(cluster, pusher, sources, version=__version__)
 
     async def reconcile(key: Key) -> Outcome:

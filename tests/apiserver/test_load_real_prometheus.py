@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from specserver.api.conditions import Reason
 from specserver.core.observed import Load, LoadUnknown, Pod
-from specserver.engines.http import open_session
+from specserver.engines.http import PodHttp, open_session
 from specserver.load.prometheus import PrometheusLoad
 from specserver.load.scrape import DirectScraper
 from tests.fakes.engine import FakeEngine
@@ -187,7 +187,7 @@ EXPECTED = {
 
 async def test_both_sources_see_the_same_load(fleet: Fleet, prometheus: PrometheusLoad) -> None:
     asked = await ask(prometheus, fleet, fleet.pods)
-    read = await DirectScraper(fleet.session).observe_load(
+    read = await DirectScraper(PodHttp(fleet.session)).observe_load(
         fleet.pods, port=fleet.port, now=time.time(), staleness_seconds=STALENESS_SECONDS
     )
     assert isinstance(asked, Load)
@@ -200,7 +200,7 @@ async def test_both_sources_see_the_same_load(fleet: Fleet, prometheus: Promethe
 
 async def test_both_sources_see_the_same_tokens_a_second(fleet: Fleet, prometheus: PrometheusLoad) -> None:
     engine, pods = fleet.engines["chat-7c9-live"], fleet.pods[:1]
-    scraper, started = DirectScraper(fleet.session), time.monotonic()
+    scraper, started = DirectScraper(PodHttp(fleet.session)), time.monotonic()
 
     async def generate() -> None:
         while True:

@@ -67,7 +67,6 @@ class Reason(StrEnum):
     ABOVE_CROSSOVER = "AboveCrossover"
     MIXED_REPLICAS = "MixedReplicas"
     DISABLED_BY_SPEC = "DisabledBySpec"
-    FORCED_PLAIN = "ForcedPlain"
     OBSERVING = "Observing"
     STATE_UNKNOWN = "StateUnknown"
     # PolicyApplied
@@ -83,7 +82,6 @@ class Reason(StrEnum):
     SCALE_UP_STABILIZED = "ScaleUpStabilized"
     VALID_METRIC_FOUND = "ValidMetricFound"
     FAILED_GET_METRICS = "FailedGetMetrics"
-    SCALING_DISABLED = "ScalingDisabled"
     SCALING_PAUSED = "ScalingPaused"
     DESIRED_WITHIN_RANGE = "DesiredWithinRange"
     TOO_FEW_REPLICAS = "TooFewReplicas"

@@ -28,7 +28,6 @@ DRAINED_IDLE_SINCE = f"{GROUP}/drained-idle-since"
 POD_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 DESIRED_HASH = f"{GROUP}/desired-hash"
 """Hash of the object as the operator built it, to tell a wanted change from somebody else's."""
-POLICY_REVISION = f"{GROUP}/policy-revision"
 
 # Field managers of server-side apply, one a concern.
 MANAGER_OBJECTS = "specserver"

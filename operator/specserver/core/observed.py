@@ -229,7 +229,3 @@ class Observed:
     load: Load | LoadUnknown
     engines: dict[str, EngineState | EngineUnreachable] = field(default_factory=dict)
     """By pod name; pods that are not started are absent."""
-
-    @property
-    def live_pods(self) -> tuple[Pod, ...]:
-        return tuple(pod for pod in self.pods if pod.lives)

@@ -14,13 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
-
 from specserver.core.observed import EngineState, EngineUnreachable, Pod, Pushed, PushRejected, PushResult
 from specserver.engines.http import (
-    CONNECT_TIMEOUT_SECONDS,
-    EXCHANGES_AT_ONCE,
-    TOTAL_TIMEOUT_SECONDS,
     Answer,
     PodHttp,
     PodUnreachable,
@@ -45,20 +40,8 @@ UNSUPPORTED = "the plugin in the image and this operator are of different versio
 class EngineClient:
     """Pushes policies and reads states; one for all pods."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        *,
-        connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
-        timeout_seconds: float = TOTAL_TIMEOUT_SECONDS,
-        at_once: int = EXCHANGES_AT_ONCE,
-    ) -> None:
-        self._http = PodHttp(
-            session,
-            connect_timeout_seconds=connect_timeout_seconds,
-            timeout_seconds=timeout_seconds,
-            at_once=at_once,
-        )
+    def __init__(self, http: PodHttp) -> None:
+        self._http = http
 
     async def push_policy(
         self, pod: Pod, *, port: int, admin_key: str, document: Mapping[str, Any]

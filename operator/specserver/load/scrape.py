@@ -8,14 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import aiohttp
-
 from specserver.api.conditions import Reason
 from specserver.core.observed import Load, LoadUnknown, Pod, PodLoad
 from specserver.engines.http import (
-    CONNECT_TIMEOUT_SECONDS,
-    EXCHANGES_AT_ONCE,
-    TOTAL_TIMEOUT_SECONDS,
     PodHttp,
     PodUnreachable,
     excerpt,
@@ -39,20 +34,8 @@ PAGE_LIMIT_BYTES = 4 * 1024 * 1024
 class DirectScraper:
     """Reads pods; one for all servers. Remembers each pod's last token count, by UID."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        *,
-        connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
-        timeout_seconds: float = TOTAL_TIMEOUT_SECONDS,
-        at_once: int = EXCHANGES_AT_ONCE,
-    ) -> None:
-        self._http = PodHttp(
-            session,
-            connect_timeout_seconds=connect_timeout_seconds,
-            timeout_seconds=timeout_seconds,
-            at_once=at_once,
-        )
+    def __init__(self, http: PodHttp) -> None:
+        self._http = http
         self._rates = TokenRates()
 
     async def observe_load(

@@ -14,7 +14,7 @@ from specserver.api.v1alpha1 import Mode
 from specserver.controller.policies import PATIENCE_SECONDS, Applied, PolicyPusher
 from specserver.core.observed import EngineState, EngineUnreachable, Pod, Pushed, PushRejected
 from specserver.engines.client import EngineClient
-from specserver.engines.http import open_session
+from specserver.engines.http import PodHttp, open_session
 from tests.fakes.engine import FakeEngine, Refusal
 from tests.fakes.pods import build_pod
 
@@ -29,7 +29,7 @@ class Bench:
 
     def __init__(self, session: aiohttp.ClientSession, engines: tuple[FakeEngine, FakeEngine]) -> None:
         self.results: list[str] = []
-        self.pusher = PolicyPusher(EngineClient(session, timeout_seconds=3.0), on_push=self.results.append)
+        self.pusher = PolicyPusher(EngineClient(PodHttp(session, timeout_seconds=3.0)), on_push=self.results.append)
         self.engines = engines
         self.pods: tuple[Pod, ...] = (build_pod("a", ip="127.0.7.1"), build_pod("b", ip="127.0.7.2"))
 

@@ -17,7 +17,7 @@ from specserver.controller.queue import Gone, RequeueAfter, Retry
 from specserver.controller.reconcile import Reconciler
 from specserver.core.observed import Load, LoadUnknown, PodLoad
 from specserver.engines.client import EngineClient
-from specserver.engines.http import open_session
+from specserver.engines.http import PodHttp, open_session
 from tests.fakes.cluster import MemoryCluster, Request
 
 KEY = ("ns", "chat")
@@ -58,7 +58,7 @@ class Operator:
         self.restart()
 
     def restart(self) -> None:
-        pusher = PolicyPusher(EngineClient(self.session))
+        pusher = PolicyPusher(EngineClient(PodHttp(self.session)))
         self.reconciler = Reconciler(
             self.cluster, pusher, self.sources, version="1.0", clock=lambda: self.now  # type: ignore[arg-type]
         )  # fmt: skip

@@ -16,7 +16,7 @@ from aiohttp import web
 from specserver.core.observed import EngineState, EngineUnreachable, Pushed, PushRejected, PushResult
 from specserver.engines import client as client_module
 from specserver.engines.client import EngineClient
-from specserver.engines.http import open_session
+from specserver.engines.http import PodHttp, open_session
 from tests.fakes.engine import FakeEngine, Refusal
 from tests.fakes.pods import build_pod
 
@@ -42,13 +42,13 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 async def push(
     session: aiohttp.ClientSession, engine: FakeEngine, *, key: str = KEY, timeout_seconds: float = 6, **different: Any
 ) -> PushResult:
-    client = EngineClient(session, timeout_seconds=timeout_seconds)
+    client = EngineClient(PodHttp(session, timeout_seconds=timeout_seconds))
     pod = build_pod("m-0", ip=engine.host)
     return await client.push_policy(pod, port=engine.port, admin_key=key, document={**POLICY, **different})
 
 
 async def read(session: aiohttp.ClientSession, engine: FakeEngine, *, key: str = KEY) -> EngineState | EngineUnreachable:
-    return await EngineClient(session).read_state(build_pod("m-0", ip=engine.host), port=engine.port, admin_key=key)
+    return await EngineClient(PodHttp(session)).read_state(build_pod("m-0", ip=engine.host), port=engine.port, admin_key=key)
 
 
 # ---- as it should be -----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ async def test_nobody_listens(session: aiohttp.ClientSession) -> None:
 
 
 async def test_a_pod_without_an_address(session: aiohttp.ClientSession) -> None:
-    result = await EngineClient(session).read_state(build_pod(ip=None), port=1, admin_key=KEY)
+    result = await EngineClient(PodHttp(session)).read_state(build_pod(ip=None), port=1, admin_key=KEY)
     assert isinstance(result, EngineUnreachable)
     assert "no IP yet" in result.message
 
@@ -318,7 +318,7 @@ async def test_an_answer_beyond_the_limit_is_not_read(
 
 
 async def test_a_hundred_engines_at_once_of_which_some_hang(session: aiohttp.ClientSession) -> None:
-    client = EngineClient(session, timeout_seconds=2)
+    client = EngineClient(PodHttp(session, timeout_seconds=2))
     async with FakeEngine() as good, FakeEngine(host="127.9.1.4", port=good.port, delay_seconds=30) as hung:
         pods = [build_pod(f"m-{index}", ip=hung.host if index % 10 == 0 else good.host) for index in range(100)]
         started = time.monotonic()

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from specserver.api.conditions import Reason
 from specserver.core.observed import Load, LoadUnknown
-from specserver.engines.http import open_session
+from specserver.engines.http import PodHttp, open_session
 from specserver.load import scrape
 from specserver.load.scrape import DirectScraper
 from tests.fakes.engine import FakeEngine
@@ -37,7 +37,7 @@ async def test_reads_all_ready_pods(session: aiohttp.ClientSession) -> None:
         FakeEngine(host="127.9.0.2", running=3, token_usage=0.25) as one,
         FakeEngine(host="127.9.0.3", port=one.port, running=4, queued=2, token_usage=0.75) as other,
     ):
-        load = await DirectScraper(session).observe_load(
+        load = await DirectScraper(PodHttp(session)).observe_load(
             [
                 build_pod("m-0", ip=one.host),
                 build_pod("m-1", ip=other.host),
@@ -52,7 +52,7 @@ async def test_reads_all_ready_pods(session: aiohttp.ClientSession) -> None:
 
 
 async def test_tokens_a_second_since_the_last_look_by_pod_uid(session: aiohttp.ClientSession) -> None:
-    scraper = DirectScraper(session)
+    scraper = DirectScraper(PodHttp(session))
     async with FakeEngine(decoded_tokens=1000) as engine:
         await look(scraper, engine)
         engine.decoded_tokens = 1500
@@ -67,7 +67,7 @@ async def test_tokens_a_second_since_the_last_look_by_pod_uid(session: aiohttp.C
 
 
 async def test_no_ready_pod(session: aiohttp.ClientSession) -> None:
-    load = await DirectScraper(session).observe_load(
+    load = await DirectScraper(PodHttp(session)).observe_load(
         [build_pod(ready=False)], port=1, now=NOW, staleness_seconds=60
     )
     assert isinstance(load, LoadUnknown)
@@ -76,7 +76,7 @@ async def test_no_ready_pod(session: aiohttp.ClientSession) -> None:
 
 async def test_one_broken_pod_leaves_the_others_known(session: aiohttp.ClientSession) -> None:
     async with FakeEngine(host="127.9.0.5", running=3) as engine:
-        load = await DirectScraper(session).observe_load(
+        load = await DirectScraper(PodHttp(session)).observe_load(
             [build_pod("m-0", ip=engine.host), build_pod("m-1", ip="127.9.0.6"), build_pod("m-2", ip=None)],
             port=engine.port, now=NOW, staleness_seconds=60,
         )  # fmt: skip
@@ -91,7 +91,7 @@ async def test_one_broken_pod_leaves_the_others_known(session: aiohttp.ClientSes
 
 async def test_metrics_switched_off_is_said(session: aiohttp.ClientSession) -> None:
     async with FakeEngine(exports_metrics=False) as engine:
-        load = await look(DirectScraper(session), engine)
+        load = await look(DirectScraper(PodHttp(session)), engine)
     assert isinstance(load, LoadUnknown)
     assert load.reason == Reason.METRICS_MISSING
     assert load.message == "pod m-0: GET /metrics: the engine answered 404: it was started without --enable-metrics"
@@ -109,14 +109,14 @@ async def test_metrics_switched_off_is_said(session: aiohttp.ClientSession) -> N
 )
 async def test_odd_pages(session: aiohttp.ClientSession, page: str, reason: Reason, words: str) -> None:
     async with FakeEngine(metrics_page=page) as engine:
-        load = await look(DirectScraper(session), engine)
+        load = await look(DirectScraper(PodHttp(session)), engine)
     assert isinstance(load, LoadUnknown)
     assert load.reason == reason
     assert words in load.message
 
 
 async def test_a_hung_pod_costs_its_time_limit_and_delays_no_other(session: aiohttp.ClientSession) -> None:
-    scraper = DirectScraper(session, timeout_seconds=0.3)
+    scraper = DirectScraper(PodHttp(session, timeout_seconds=0.3))
     async with FakeEngine(host="127.9.0.7", running=2) as well, FakeEngine(host="127.9.0.8", port=well.port) as hung:
         hung.delay_seconds = 30
         started = time.monotonic()
@@ -131,7 +131,7 @@ async def test_a_hung_pod_costs_its_time_limit_and_delays_no_other(session: aioh
 
 
 async def test_waiting_for_a_slot_is_not_slowness_of_the_pod(session: aiohttp.ClientSession) -> None:
-    scraper = DirectScraper(session, timeout_seconds=0.5, at_once=1)
+    scraper = DirectScraper(PodHttp(session, timeout_seconds=0.5, at_once=1))
     async with FakeEngine(host="127.9.0.9", delay_seconds=0.2) as engine:
         load = await scraper.observe_load(
             [build_pod(f"m-{index}", ip=engine.host) for index in range(4)],
@@ -152,7 +152,7 @@ async def look_at(session: aiohttp.ClientSession, handler: Handler, *, timeout_s
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
-        scraper = DirectScraper(session, timeout_seconds=timeout_seconds)
+        scraper = DirectScraper(PodHttp(session, timeout_seconds=timeout_seconds))
         load = await scraper.observe_load([build_pod()], port=port, now=NOW, staleness_seconds=60)
     finally:
         await runner.cleanup()
@@ -233,13 +233,13 @@ async def test_what_speaks_no_http(session: aiohttp.ClientSession) -> None:
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        load = await DirectScraper(session).observe_load([build_pod()], port=port, now=NOW, staleness_seconds=60)
+        load = await DirectScraper(PodHttp(session)).observe_load([build_pod()], port=port, now=NOW, staleness_seconds=60)
     assert isinstance(load, LoadUnknown)
     assert "the answer is not HTTP" in load.message
 
 
 async def test_ipv6(session: aiohttp.ClientSession) -> None:
     async with FakeEngine(host="::1", running=5) as engine:
-        load = await look(DirectScraper(session), engine)
+        load = await look(DirectScraper(PodHttp(session)), engine)
     assert isinstance(load, Load)
     assert load.running == 5
