@@ -60,11 +60,13 @@ def _draw(record: Record, path: Path) -> None:
     rows[1].set_yticks(range(4))
 
     # 3. Tokens.
-    rows[2].plot(*zip(*_token_rates(record, start), strict=True), color=_INK, linewidth=1.4, label="tokens a second (clients, 5 s mean)")
+    rates = zip(*_token_rates(record, start), strict=True)
+    rows[2].plot(*rates, color=_INK, linewidth=1.4, label="tokens a second (clients, 5 s mean)")
     _name(rows[2], "tokens/s")
 
     # 4. Acceptance.
-    _steps(rows[3], times, [_number(_speculation(sample, "acceptLength")) for sample in samples], "#7d5ba6", "accept length (status)")
+    lengths = [_number(_speculation(sample, "acceptLength")) for sample in samples]
+    _steps(rows[3], times, lengths, "#7d5ba6", "accept length (status)")
     rows[3].set_ylim(0.9, 4.1)
     _name(rows[3], "tokens a\nround")
 
