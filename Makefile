@@ -21,7 +21,7 @@ test: $(SETUP) ## All tests, from nothing; TIERS=unit,apiserver narrows them
 lint: $(SETUP) ## ruff, mypy strict, import contracts
 	@$(PYTHON) -m tests.tiers lint
 
-demo: $(SETUP) ## The whole story on this machine, about eight minutes; KEEP=1 leaves it up, CONTEXT=name uses a cluster of yours
+demo: $(SETUP) ## The whole story on this machine, about five minutes once built; KEEP=1 leaves it up, CONTEXT=name uses a cluster of yours
 	@PYTHONPATH=operator $(PYTHON) -m demo
 
 cluster-up: $(SETUP) ## A Kubernetes node on this machine

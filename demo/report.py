@@ -96,9 +96,10 @@ def _draw(record: Record, path: Path) -> None:
             continue
         for row in rows:
             row.axvline(at, color=_QUIET, linewidth=0.7, linestyle=":")
+        late = at > 0.85 * (end - start)  # so that it ends inside the picture
         rows[0].annotate(
-            text, (at, 1.0), xycoords=("data", "axes fraction"), xytext=(2, -11 - 12 * (number % 5)), textcoords="offset points",
-            fontsize=7.5, color=_INK,
+            text, (at, 1.0), xycoords=("data", "axes fraction"), xytext=(-2 if late else 2, -11 - 12 * (number % 5)),
+            textcoords="offset points", ha="right" if late else "left", fontsize=7.5, color=_INK,
         )  # fmt: skip
     for row in rows:
         row.set_xlim(-5, end - start)
