@@ -38,7 +38,7 @@ generate: $(SETUP) ## The CRD and docs/fields.md from the types
 	@cp crds/specserver.io_speculativeservers.yaml charts/specserver/files/crd.yaml
 	@PYTHONPATH=operator $(PYTHON) tools/reference.py > docs/fields.md
 
-lock: $(SETUP) ## Pin the dependencies of pyproject.toml anew
+lock: $(SETUP) ## Pin the dependencies of the project and of the images anew
 	@$(PYTHON) tools/lock.py
 
 clean: ## Remove the development environment; caches outside the clone stay

@@ -1,4 +1,4 @@
-"""Pins the dependencies of pyproject.toml anew, with hashes: requirements/operator.txt and requirements/dev.txt.
+"""Pins every dependency anew, with hashes: the project's own (requirements/) and those of the images (images/).
 
 The development set is resolved under the operator's, so that tests run with the versions that the image has.
 """
@@ -11,20 +11,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _COMPILE = (
-    "pip", "compile", "--quiet", "--universal", "--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url",
-    "--python-version", "3.11", "pyproject.toml",
+    "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url",
+    "--python-version", "3.11",
 )  # fmt: skip
+_OPERATOR = "requirements/operator.txt"
+_LOCKS: dict[str, tuple[str, ...]] = {
+    _OPERATOR: ("--universal", "pyproject.toml", "--extra", "operator"),
+    "requirements/dev.txt": ("--universal", "pyproject.toml", "--extra", "operator", "--extra", "dev", "-c", _OPERATOR),
+    "images/wheel-requirements.txt": ("images/wheel-requirements.in",),
+    "images/sglang-cpu/requirements.txt": ("images/sglang-cpu/requirements.in",),
+    "images/sglang-cpu/requirements-nodeps.txt": ("images/sglang-cpu/requirements-nodeps.in", "--no-deps"),
+}
+"""What is written -> what it is compiled from."""
 
 
-def main() -> int:
-    operator, dev = "requirements/operator.txt", "requirements/dev.txt"
-    for arguments in (
-        ("--extra", "operator", "-o", operator),
-        ("--extra", "operator", "--extra", "dev", "-c", operator, "-o", dev),
-    ):
-        subprocess.run([sys.executable, "-m", "uv", *_COMPILE, *arguments], cwd=ROOT, check=True)
+def main(names: list[str]) -> int:
+    """`names`: which of the files to write; all, where none is named."""
+    unknown = [name for name in names if name not in _LOCKS]
+    if unknown:
+        print(f"lock: no such file: {', '.join(unknown)}. There are: {', '.join(_LOCKS)}", file=sys.stderr)
+        return 2
+    for name in names or _LOCKS:
+        print(name, flush=True)
+        subprocess.run([sys.executable, "-m", "uv", *_COMPILE, *_LOCKS[name], "-o", name], cwd=ROOT, check=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
