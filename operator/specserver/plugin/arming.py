@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specserver.plugin import support
+from specserver.plugin import support, versions
 from specserver.plugin.metrics import Metrics, NoMetrics, PrometheusMetrics
 from specserver.plugin.state import Rank
 from specserver.policy.decision import Observation
@@ -34,6 +34,9 @@ class Facts:
     attention_data_parallel: bool
     pipeline_ranks: int
     disaggregation: str
+    multiplexing: bool
+    two_batch_overlap: bool
+    multi_layer_draft: bool
     ladder: tuple[int, ...] | None
 
 
@@ -51,6 +54,12 @@ def find_obstacle(facts: Facts) -> str | None:
         return "pipeline parallelism is not supported"
     if facts.disaggregation != "null":
         return f"disaggregation mode {facts.disaggregation} is not supported"
+    if facts.multiplexing:
+        return "--enable-pdmux is not supported: its decode streams have attention backends that a switch would not reach"
+    if facts.two_batch_overlap:
+        return "--enable-two-batch-overlap is not supported: a switch would replace the attention backend that splits batches"
+    if facts.multi_layer_draft:
+        return "--enable-multi-layer-eagle is not supported: its worker drafts a fixed number of steps"
     if facts.ladder is None:
         return "SGLang has no adaptive controller: start it with --speculative-adaptive"
     if 0 not in facts.ladder or len(facts.ladder) < 2:
@@ -91,21 +100,22 @@ class SglangEngine:
 
 def arm(scheduler: Any, target_problems: list[str]) -> Rank:
     """The rank of this scheduler process. Called once, when the scheduler is built and before its first turn."""
-    from sglang.srt.runtime_context import get_observability, get_parallel
+    from sglang.srt.runtime_context import get_observability
 
-    parallel = get_parallel()
+    version = support.engine_version()
+    parallel = versions.read_parallel(scheduler, version)
     facts = _read_facts(scheduler, parallel)
-    reason = support.find_version_problem(support.engine_version()) or "; ".join(target_problems) or find_obstacle(facts)
-    deciding = parallel.tp_rank == 0
-    name = f"tp{parallel.tp_rank}"
+    reason = support.find_version_problem(version) or "; ".join(target_problems) or find_obstacle(facts)
+    deciding = parallel.tensor_rank == 0
+    name = f"tp{parallel.tensor_rank}"
     rank = Rank(
-        name if parallel.dp_size == 1 else f"dp{parallel.dp_rank}-{name}",
+        name if parallel.data_parallel_ranks == 1 else f"dp{parallel.data_parallel_rank}-{name}",
         SglangEngine(scheduler),
         _make_metrics(write=deciding and bool(get_observability().enable_metrics)),
         ladder=facts.ladder or (),
         unarmed_reason=reason or "",
         deciding=deciding,
-        alone=parallel.tp_size == 1,
+        alone=parallel.tensor_ranks == 1,
     )
     if rank.armed:
         load_policy_file(rank, os.environ.get(ENV_POLICY_FILE, ""))
@@ -134,15 +144,18 @@ def _make_metrics(*, write: bool) -> Metrics:
     return PrometheusMetrics() if write else NoMetrics()
 
 
-def _read_facts(scheduler: Any, parallel: Any) -> Facts:
-    from sglang.srt.runtime_context import get_disagg, get_spec
+def _read_facts(scheduler: Any, parallel: versions.Parallel) -> Facts:
+    from sglang.srt.runtime_context import get_disagg, get_exec, get_spec
 
     controller = getattr(scheduler.draft_worker, "adaptive_controller", None)
     return Facts(
         algorithm=get_spec().speculative_algorithm,
         topk=get_spec().speculative_eagle_topk,
-        attention_data_parallel=bool(parallel.attn_dp_enabled),
-        pipeline_ranks=parallel.pp_size,
+        attention_data_parallel=parallel.attention_data_parallel,
+        pipeline_ranks=parallel.pipeline_ranks,
         disaggregation=get_disagg().disaggregation_mode,
+        multiplexing=bool(get_disagg().enable_pdmux),
+        two_batch_overlap=bool(get_exec().overlap.enable_two_batch_overlap),
+        multi_layer_draft=bool(get_spec().enable_multi_layer_eagle),
         ladder=None if controller is None else tuple(sorted(controller._states)),
     )

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from specserver.plugin import support, versions
 from specserver.plugin.state import Order, Rank
 from specserver.policy.document import PolicyInvalid, parse_policy
 
@@ -69,7 +70,7 @@ def handle_request(scheduler: Any, rank: Rank, request: Any) -> bool:
     if request.method == ORDER:
         rank.follow(request.body)
         return True
-    answers = _gather(answer(rank, request.method, request.body))
+    answers = _gather(scheduler, answer(rank, request.method, request.body))
 
     from sglang.srt.managers.io_struct import DumperControlReqOutput
 
@@ -84,17 +85,16 @@ def make_order_request(order: Order) -> Any:
     return DumperControlReqInput(method=ORDER, body=order)
 
 
-def _gather(own: Answer) -> list[Answer]:
+def _gather(scheduler: Any, own: Answer) -> list[Answer]:
     """The answers of all tensor-parallel ranks, in rank order, on every rank."""
-    from sglang.srt.runtime_context import get_parallel
-
-    parallel = get_parallel()
+    parallel = versions.read_parallel(scheduler, support.engine_version())
     # With data-parallel attention each group receives control messages on its own; its ranks are unarmed anyway.
-    if parallel.tp_size == 1 or parallel.attn_dp_enabled:
+    if parallel.tensor_ranks == 1 or parallel.attention_data_parallel:
         return [own]
 
+    from sglang.srt.runtime_context import get_parallel
     from torch import distributed
 
-    answers: list[Answer] = [{}] * parallel.tp_size
-    distributed.all_gather_object(answers, own, group=parallel.tp_group.cpu_group)
+    answers: list[Answer] = [{}] * parallel.tensor_ranks
+    distributed.all_gather_object(answers, own, group=get_parallel().tp_group.cpu_group)
     return answers

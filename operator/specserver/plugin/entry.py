@@ -36,15 +36,15 @@ def _register() -> None:
     def register(target: support.Target, hook: hooks.Hook) -> None:
         HookRegistry.register(target.path, hook, HookType.AROUND)
 
-    sources = support.engine_sources()
+    sources, version = support.engine_sources(), support.engine_version()
     if multiprocessing.parent_process() is None:
-        problems = support.find_target_problems([hooks.HTTP], sources)
+        problems = support.find_target_problems([hooks.HTTP], sources, version)
         if problems:
             logger.error("no control routes: %s", "; ".join(problems))
         else:
             register(hooks.HTTP, hooks.Guard(hooks.note_http_error).before("http", hooks.add_control_routes))
     elif _process_function() not in WITHOUT_SCHEDULER:
-        problems = support.find_target_problems(hooks.SCHEDULER_TARGETS, sources)
+        problems = support.find_target_problems(hooks.SCHEDULER_TARGETS, sources, version)
         hooks.SchedulerHooks(problems).register(register)
 
 

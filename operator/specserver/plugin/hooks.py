@@ -178,15 +178,15 @@ class SchedulerHooks:
 # ---- the HTTP process -----------------------------------------------------------------------------------------------------
 
 
-def add_control_routes(*args: Any, **kwargs: Any) -> None:
+def add_control_routes(server_args: Any, *args: Any, **kwargs: Any) -> None:
+    """In 0.5.17 this process has no run-time context, so keys come from the arguments, in every version."""
     from sglang.srt.entrypoints import http_server
-    from sglang.srt.runtime_context import get_serving
 
-    if get_serving().tokenizer_worker_num > 1:
+    if server_args.tokenizer_worker_num > 1:
         logger.warning("no control routes: they need --tokenizer-worker-num 1")
         return
     ranks = control.SchedulerClient(http_server.get_global_state)
-    control.add_routes(http_server.app, ranks, get_serving().admin_api_key, get_serving().api_key)
+    control.add_routes(http_server.app, ranks, server_args.admin_api_key, server_args.api_key)
 
 
 def note_http_error(name: str, error: Exception) -> None:

@@ -11,9 +11,10 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-SUPPORTED_VERSIONS = ("0.5.23",)
+from specserver.plugin.versions import SUPPORTED_VERSIONS
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,23 @@ class Target:
 
     path        module path, then `Class.method` or `function`, all dotted
     parameters  names in order; `*` stands before keyword-only ones
+    variants    versions that have other parameters, with those
     """
 
     module: str
     name: str
     parameters: tuple[str, ...]
+    variants: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def parameters_in(self, version: str) -> tuple[str, ...]:
+        return dict(self.variants).get(version, self.parameters)
 
     @property
     def path(self) -> str:
         return f"{self.module}.{self.name}"
 
 
+@cache
 def engine_version() -> str:
     """Version of the installed SGLang, or `unknown`."""
     try:
@@ -55,7 +62,7 @@ def engine_sources() -> Path:
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
-def find_target_problems(targets: Iterable[Target], sources: Path) -> list[str]:
+def find_target_problems(targets: Iterable[Target], sources: Path, version: str) -> list[str]:
     """What differs from the parameters that the hooks were written for; empty where all fit."""
     problems = []
     trees: dict[str, ast.Module | None] = {}
@@ -66,8 +73,8 @@ def find_target_problems(targets: Iterable[Target], sources: Path) -> list[str]:
         found = None if tree is None else _parameters(tree, target.name)
         if found is None:
             problems.append(f"{target.path} is missing")
-        elif found != target.parameters:
-            problems.append(f"{target.path} takes ({', '.join(found)}), not ({', '.join(target.parameters)})")
+        elif found != (expected := target.parameters_in(version)):
+            problems.append(f"{target.path} takes ({', '.join(found)}), not ({', '.join(expected)})")
     return problems
 
 

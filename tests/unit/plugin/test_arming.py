@@ -21,6 +21,9 @@ GOOD = Facts(
     attention_data_parallel=False,
     pipeline_ranks=1,
     disaggregation="null",
+    multiplexing=False,
+    two_batch_overlap=False,
+    multi_layer_draft=False,
     ladder=(0, 1, 2, 3),
 )
 
@@ -40,6 +43,9 @@ def test_controlled(algorithm: str) -> None:
         (replace(GOOD, attention_data_parallel=True), "data-parallel attention is not supported"),
         (replace(GOOD, pipeline_ranks=2), "pipeline parallelism is not supported"),
         (replace(GOOD, disaggregation="decode"), "disaggregation mode decode is not supported"),
+        (replace(GOOD, multiplexing=True), "--enable-pdmux is not supported"),
+        (replace(GOOD, two_batch_overlap=True), "--enable-two-batch-overlap is not supported"),
+        (replace(GOOD, multi_layer_draft=True), "--enable-multi-layer-eagle is not supported"),
         (replace(GOOD, ladder=None), "start it with --speculative-adaptive"),
         (replace(GOOD, ladder=(1, 3)), "the ladder (1, 3) needs 0"),
         (replace(GOOD, ladder=(0,)), "the ladder (0) needs 0 and another"),
@@ -97,13 +103,14 @@ def context(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """SGLang's run-time context, with what arming reads of it."""
     values = SimpleNamespace(
         parallel=SimpleNamespace(tp_rank=0, tp_size=1, dp_rank=None, dp_size=1, pp_size=1, attn_dp_enabled=False),
-        spec=SimpleNamespace(speculative_algorithm="EAGLE3", speculative_eagle_topk=1),
+        spec=SimpleNamespace(speculative_algorithm="EAGLE3", speculative_eagle_topk=1, enable_multi_layer_eagle=False),
         observability=SimpleNamespace(enable_metrics=False),
-        disagg=SimpleNamespace(disaggregation_mode="null"),
+        disagg=SimpleNamespace(disaggregation_mode="null", enable_pdmux=False),
+        exec=SimpleNamespace(overlap=SimpleNamespace(enable_two_batch_overlap=False)),
         version="0.5.23",
     )
     module = ModuleType("sglang.srt.runtime_context")
-    for name in ("parallel", "spec", "observability", "disagg"):
+    for name in ("parallel", "spec", "observability", "disagg", "exec"):
         setattr(module, f"get_{name}", lambda name=name: getattr(values, name))
     for name in ("sglang", "sglang.srt"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -132,7 +139,10 @@ def test_arms_with_the_captured_ladder() -> None:
 def test_an_unknown_version_is_not_armed(context: SimpleNamespace) -> None:
     context.version = "0.5.24"
     rank = arm(scheduler(), [])
-    assert (rank.armed, rank.reason) == (False, "SGLang 0.5.24 is not supported (supported: 0.5.23)")
+    assert (rank.armed, rank.reason) == (
+        False,
+        "SGLang 0.5.24 is not supported (supported: 0.5.17, 0.5.20, 0.5.22, 0.5.23)",
+    )
 
 
 @pytest.mark.usefixtures("context")
@@ -169,6 +179,18 @@ def test_a_data_parallel_scheduler_decides_for_itself(context: SimpleNamespace) 
     rank.set_policy(policy())
     rank.observe()
     assert (rank.name, rank.next_order() is not None) == ("dp1-tp0", True)
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.20"])
+def test_older_versions_keep_ranks_in_other_places(context: SimpleNamespace, version: str) -> None:
+    context.version = version
+    context.parallel = SimpleNamespace(tp_rank=0, tp_size=2, dp_size=2, pp_size=1, enable_dp_attention=False)
+    older = scheduler()
+    older.ps = SimpleNamespace(dp_rank=1)
+    rank = arm(older, [])
+    assert (rank.armed, rank.name) == (True, "dp1-tp0")
+    context.parallel.enable_dp_attention = True
+    assert "data-parallel attention" in arm(older, []).reason
 
 
 @pytest.mark.parametrize(

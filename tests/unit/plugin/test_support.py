@@ -47,10 +47,30 @@ def sources(tmp_path: Path) -> Path:
     ids=["method", "stars", "function", "package", "parameters", "no method", "no class", "no module"],
 )
 def test_targets(sources: Path, target: Target, problem: str | None) -> None:
-    assert find_target_problems([target], sources) == ([problem] if problem else [])
+    assert find_target_problems([target], sources, "1.0") == ([problem] if problem else [])
 
 
-@pytest.mark.parametrize(("version", "fits"), [("0.5.23", True), ("0.5.24", False), ("0.5.2", False), ("unknown", False)])
+def test_a_version_may_have_other_parameters(sources: Path) -> None:
+    target = Target("engine.scheduler", "launch", ("arguments",), variants=(("0.9", ("arguments", "port")),))
+    assert find_target_problems([target], sources, "0.9") == []
+    problem = "engine.scheduler.launch takes (arguments, port), not (arguments)"
+    assert find_target_problems([target], sources, "1.0") == [problem]
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("0.5.17", True),
+        ("0.5.20", True),
+        ("0.5.22", True),
+        ("0.5.23", True),
+        ("0.5.24", False),
+        ("0.5.18", False),
+        ("0.5.23.post1", False),
+        ("0.5.2", False),
+        ("unknown", False),
+    ],
+)
 def test_versions(version: str, fits: bool) -> None:
     problem = find_version_problem(version)
     assert problem is None if fits else f"SGLang {version} is not supported" in str(problem)
