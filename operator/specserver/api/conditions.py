@@ -18,6 +18,7 @@ class ConditionType(StrEnum):
     METRICS_AVAILABLE = "MetricsAvailable"
     SPECULATION_ACTIVE = "SpeculationActive"
     POLICY_APPLIED = "PolicyApplied"
+    ARGUMENTS_CHECKED = "ArgumentsChecked"
     ABLE_TO_SCALE = "AbleToScale"
     SCALING_ACTIVE = "ScalingActive"
     SCALING_LIMITED = "ScalingLimited"
@@ -75,6 +76,9 @@ class Reason(StrEnum):
     ENGINE_REJECTED = "EngineRejected"
     ENGINE_UNARMED = "EngineUnarmed"
     ENGINE_UNREACHABLE = "EngineUnreachable"
+    # ArgumentsChecked, beside EngineArgumentsRefused
+    ARGUMENTS_FIT = "ArgumentsFit"
+    RELEASE_UNKNOWN = "ReleaseUnknown"
     # AbleToScale, ScalingActive, ScalingLimited: as in the HPA (pkg/controller/podautoscaler/horizontal.go)
     READY_FOR_NEW_SCALE = "ReadyForNewScale"
     SUCCEEDED_RESCALE = "SucceededRescale"

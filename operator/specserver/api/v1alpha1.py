@@ -168,6 +168,11 @@ class Engine(Node):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="When to pull the image, as in a container. Default: Kubernetes' own rule."
     )
+    sglang_release: str | None = Field(
+        None, max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[.a-z0-9]*$",
+        description="SGLang's release in the image, for example `0.5.23`: `args` are checked against its options before pods"
+        " are made. Default: as the image's tag says (`…:v0.5.23-cu130`); where it says nothing, `args` are not checked.",
+    )  # fmt: skip
     args: tuple[Annotated[str, StringConstraints(max_length=2048)], ...] = Field(
         (), max_length=64,
         description="Further arguments of `sglang.launch_server`, one list item per argument, passed byte for byte. Flags"

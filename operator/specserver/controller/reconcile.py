@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specserver.api import labels, quantities
-from specserver.api.conditions import Reason
+from specserver.api.conditions import Condition, Reason, Status
 from specserver.api.v1alpha1 import InvalidResource, SpeculativeServer, parse
 from specserver.build import build_all
+from specserver.build.arguments import check_arguments
 from specserver.build.config import build_policy, ladders_in
 from specserver.build.metadata import BuildInvalid, build_selector
 from specserver.build.secret import admin_key_ref, build_keys_secret, needed_secret_refs, needs_keys_secret
@@ -124,7 +125,8 @@ class Reconciler:
 
         # 3. The objects, the keys first.
         problems, admin_key = await self._ensure_keys(server)
-        refused, changed = await self._apply_objects(server, seen, blocked=bool(problems))
+        arguments = check_arguments(server)
+        refused, changed = await self._apply_objects(server, seen, arguments, blocked=bool(problems))
         problems += refused
         if changed:
             # So that what is told below is not about the objects as they were.
@@ -151,6 +153,7 @@ class Reconciler:
             policy=document,
             pushes=applied.pushes,
             problems=problems,
+            further=(arguments,),
             selector=_selector(server),
             operator_version=self._version,
             previous=previous,
@@ -210,7 +213,7 @@ class Reconciler:
         return tuple(problems), await read_entry(self._cluster, server.namespace, admin_key_ref(server))
 
     async def _apply_objects(
-        self, server: SpeculativeServer, seen: ObservedObjects, *, blocked: bool
+        self, server: SpeculativeServer, seen: ObservedObjects, arguments: Condition, *, blocked: bool
     ) -> tuple[tuple[Problem, ...], bool]:
         """Applies what differs, and says whether anything did. A problem with one object leaves the others as they should be."""
         try:
@@ -218,6 +221,9 @@ class Reconciler:
         except BuildInvalid as error:
             return (Problem(Reason.INVALID_SPEC, f"{error.field}: {error.message}"),), False
         problems: list[Problem] = []
+        if arguments.status is Status.FALSE:
+            problems.append(Problem(arguments.reason, arguments.message))
+            del desired["workload"]  # neither made nor changed: pods of such arguments would end at once
         changed = False
         for body in desired.values():
             live = seen.objects.get(body["kind"])

@@ -46,12 +46,16 @@ def build_status(
     policy: Mapping[str, Any],
     pushes: Mapping[str, PushResult],
     problems: tuple[Problem, ...],
+    further: tuple[Condition, ...] = (),
     selector: str,
     operator_version: str,
     previous: Mapping[str, Any],
     now: float,
 ) -> dict[str, Any]:
-    """The status object. Times inside move only with what they are about, so an unchanged server gives an equal status."""
+    """The status object; `further` are conditions that the caller has already.
+
+    Times inside move only with what they are about, so an unchanged server gives an equal status.
+    """
     spec, workload = server.spec, observed.workload
     deadline = quantities.seconds(spec.engine.load_deadline)
     # What is wanted, not the Deployment's number: a replica that is being drained is in that one, and is none that is missing.
@@ -66,6 +70,7 @@ def build_status(
         plan_metrics_available(observed.load, observed.pods),
         plan_speculation_active(observed.engines, mode),
         plan_policy_applied(observed.engines, pushes, observed.pods, document=policy, mode=mode),
+        *further,
         *scaling.conditions,
     )
     status: dict[str, Any] = {

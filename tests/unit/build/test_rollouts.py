@@ -61,6 +61,7 @@ KEEPS: dict[str, dict[str, Any]] = {
     "speculation.policy.disableAbove": {"speculation.policy.disableAbove": 99},
     "speculation.policy.enableBelow": {"speculation.policy.enableBelow": 9},
     "speculation.policy.minDwell": {"speculation.policy.minDwell": "3s"},
+    "engine.sglangRelease": {"engine.sglangRelease": "0.5.23"},
     "replicas": {"replicas": 5},
     "scaling": {"scaling": {"minReplicas": 2, "maxReplicas": 9, "targets": TARGETS}},
     "metrics.prometheus": {"metrics.prometheus": {"url": "http://prometheus:9090"}},
