@@ -33,7 +33,7 @@ from specserver.controller.queue import Gone, Key, Outcome, RequeueAfter, Retry
 from specserver.controller.sources import LoadSources
 from specserver.core.drain import DrainPlan, ReleaseReplica, plan_drain
 from specserver.core.events import Event, plan_events
-from specserver.core.observed import Load, LoadUnknown, Observed, Pod
+from specserver.core.observed import EngineUnreachable, Load, LoadUnknown, Observed, Pod
 from specserver.core.readiness import Problem
 from specserver.core.scaling import ScalingHistory, ScalingPlan, plan_scaling, record_rescale
 from specserver.core.status import ScalingOutcome, build_status
@@ -257,7 +257,10 @@ class Reconciler:
         self, server: SpeculativeServer, seen: ObservedObjects, document: Mapping[str, Any], admin_key: str | None, now: float
     ) -> Applied:
         if admin_key is None:
-            return Applied({}, {}, ())
+            ref = admin_key_ref(server)
+            why = f"it can't be asked without its admin key: Secret {ref.name} has no entry {ref.key}: create it"
+            started = [pod.name for pod in seen.pods if pod.started and not pod.terminating]
+            return Applied({name: EngineUnreachable(name, why, Reason.SECRET_MISSING) for name in started}, {}, ())
         mode, port = server.spec.speculation.mode, server.spec.engine.port
         return await self._pusher.apply_policy(seen.pods, document, mode, port=port, admin_key=admin_key, now=now)
 

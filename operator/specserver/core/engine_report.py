@@ -59,6 +59,8 @@ def plan_policy_applied(
 
 def _why_lacking(pod: str, engines: Engines, pushes: Mapping[str, PushResult], revision: int) -> tuple[Reason, str]:
     push, engine = pushes.get(pod), engines.get(pod)
+    if isinstance(engine, EngineUnreachable) and engine.reason is not Reason.ENGINE_UNREACHABLE:
+        return engine.reason, engine.message
     if isinstance(engine, EngineState):
         unarmed = next((rank for rank in engine.ranks if not rank.armed), None)
         if unarmed is not None:

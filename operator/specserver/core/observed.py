@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from specserver.api.conditions import Reason
+
 # ---- load ------------------------------------------------------------------------------------------------------------
 
 
@@ -129,10 +131,11 @@ class EngineState:
 
 @dataclass(frozen=True)
 class EngineUnreachable:
-    """An engine that did not answer, or not in a way that we understand."""
+    """An engine that did not answer, or not in a way that we understand; or that can't be asked, for a `reason` of its own."""
 
     pod: str
     message: str
+    reason: Reason = Reason.ENGINE_UNREACHABLE
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,19 @@ class Pod:
     drained_idle_since: float | None
     deletion_cost: int | None
     failure: ContainerFailure | None
+    node: str = ""
+    draining_for: str = ""
+    """What the drain is for: `rollout`, or a scale-down where it says nothing."""
+    scheduled_at: float | None = None
+    running_since: float | None = None
+    """Start of the engine's container that runs now."""
+    ready_since: float | None = None
+    ends_at: float | None = None
+    """End of the grace period of a pod that terminates."""
+    containers_ready: bool = False
+    """As the kubelet said last. A pod with ready containers that is not ready has a node that is lost."""
+    pulling: bool = False
+    """The kubelet has taken it up: its volumes are there, and the container is being made or its image pulled."""
 
     @property
     def lives(self) -> bool:
@@ -218,6 +234,8 @@ class Workload:
     """`pod-template-hash` of the ReplicaSet with the Deployment's present template; None before there is one."""
     progress_deadline_exceeded: bool
     conditions: tuple[dict[str, Any], ...] = ()
+    creation_refused: str = ""
+    """Why the API server makes no pod for it: a quota, Pod Security, a webhook; empty where it does."""
 
 
 @dataclass(frozen=True)

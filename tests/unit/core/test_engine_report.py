@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specserver.api.conditions import Reason
 from specserver.api.v1alpha1 import Mode
 from specserver.core.engine_report import (
     build_speculation_status,
@@ -88,6 +89,11 @@ APPLIED = [
         {"a": EngineUnreachable("a", "no connection"), "b": EngineUnreachable("b", "no")},
         {"a": EngineUnreachable("a", "PUT: no connection")},
         ("False", "EngineUnreachable", "0 of 2 replicas; pod a: PUT: no connection"), id="all unreachable",
+    ),
+    pytest.param(
+        {"a": engine("a"), "b": EngineUnreachable("b", "no key", Reason.SECRET_MISSING)},
+        {"b": PushRejected("b", 422, "steps", "old news")},
+        ("False", "SecretMissing", "pod b: no key"), id="the key is missing",
     ),
     pytest.param({"a": engine("a")}, {}, ("False", "PartiallyApplied", "pod b: not asked yet"), id="one not asked yet"),
     pytest.param(
