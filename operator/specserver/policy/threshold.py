@@ -1,7 +1,8 @@
-"""Strategy Threshold: speculate below one number of running requests, decode plainly above another, and stay put between them.
+"""Strategies of fixed numbers, for those who want the simple thing.
 
-For those who want the simple thing. It knows no cost: the crossover moves with model, draft, GPU and context length, so the two
-numbers are the user's.
+Threshold speculates below one number of running requests, decodes plainly above another, and stays put between them. Table
+gives each range of running requests its step count, as SGLang's and vLLM's own tables do. They know no cost: the crossover
+moves with model, draft, GPU and context length, so the numbers are the user's.
 """
 
 from __future__ import annotations
@@ -20,4 +21,14 @@ def next_steps(policy: Policy, steps: int, running: int) -> int:
         return 0
     if running < policy.enable_below:
         return policy.max_steps
+    return steps
+
+
+def steps_by_table(policy: Policy, running: int) -> int:
+    """Steps of the last row that begins at `running` or below; before the first row, the first row's."""
+    steps = policy.table[0][1]
+    for least, row_steps in policy.table:
+        if least > running:
+            break
+        steps = row_steps
     return steps
