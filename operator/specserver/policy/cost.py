@@ -30,8 +30,9 @@ OUTLIER_DEVIATIONS = 4.0
 LEAST_DEVIATION = 0.01
 DROPS_TO_START_ANEW = 12
 PROFILE_WEIGHT = 64.0
-KNOWN, INTERPOLATED_PER_OCTAVE, EXTRAPOLATED, EXTRAPOLATED_PER_OCTAVE, UNSEEN = 0.005, 0.02, 0.08, 0.05, 0.15
-"""Relative uncertainty (one sigma) of a figure: measured, between two, beyond the last, and of a step count never run."""
+KNOWN, PER_OCTAVE, PER_DOUBLED_COST, UNSEEN, MOST_UNCERTAIN = 0.005, 0.02, 0.15, 0.15, 0.3
+"""Relative uncertainty (one sigma) of a figure: measured; away from what was measured, by distance in batch size, and beyond
+the last measured one by how much the cost is predicted to change; of a step count never run; of anything."""
 PER_MINUTE, MOST_BY_AGE = 0.01, 0.05
 FIT_EVERY, CURVE_EVERY = 256, 16
 """Records between two fits of the line, and between two looks at a step count's cells."""
@@ -189,15 +190,13 @@ class Cost:
             base = ys[place - 1] + part * (ys[place] - ys[place - 1])
             near = place if part >= 0.5 else place - 1
             gap = min(part, 1.0 - part) * math.log2(xs[place] / xs[place - 1])
-            return base + tokens_seconds, curve.uncertainty[near] + INTERPOLATED_PER_OCTAVE * gap
+            return base + tokens_seconds, curve.uncertainty[near] + PER_OCTAVE * gap
         near = 0 if place == 0 else -1
-        octaves = abs(math.log2(running / xs[near]))
-        at_near = self._on_line(steps, xs[near])
-        base = ys[near] + (self._on_line(steps, running) - at_near) * min(max(ys[near] / at_near, 0.5), 2.0)
-        if octaves < 0.25:
-            return max(base, 0.5 * ys[near]) + tokens_seconds, curve.uncertainty[near]
-        uncertainty = max(curve.uncertainty[near], EXTRAPOLATED) + EXTRAPOLATED_PER_OCTAVE * octaves
-        return max(base, 0.3 * ys[near]) + tokens_seconds, min(uncertainty, 2.0 * UNSEEN)
+        at_near, here = self._on_line(steps, xs[near]), self._on_line(steps, running)
+        base = ys[near] + (here - at_near) * min(max(ys[near] / at_near, 0.5), 2.0)
+        uncertainty = curve.uncertainty[near]
+        uncertainty += PER_OCTAVE * abs(math.log2(running / xs[near])) + PER_DOUBLED_COST * abs(math.log2(here / at_near))
+        return max(base, 0.3 * ys[near]) + tokens_seconds, min(uncertainty, MOST_UNCERTAIN)
 
     def _build_curve(self, steps: int, now: float) -> _Curve:
         cells = self._cells.get(steps, {})

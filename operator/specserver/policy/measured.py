@@ -55,7 +55,7 @@ FIRST_CREDIT_SECONDS, MOST_CREDIT_SECONDS = 1.0, 2.0
 KV_USAGE, KV_CALM_USAGE, KV_HEADROOM_ROUNDS = 0.92, 0.88, 16
 HOLD_SECONDS, LONGEST_HOLD_SECONDS = 0.5, 60.0
 WATCHDOG_SECONDS = 5.0
-GUARD_ROUNDS, GUARD_RATIO, GUARD_RATE = 64, 0.9, 1.0 / 16.0
+GUARD_ROUNDS, GUARD_RATIO, GUARD_RATE = 64, 0.9, 1.0 / 64.0
 LONGEST_PAUSE_SECONDS = 3600.0
 
 
@@ -236,10 +236,10 @@ class Measured:
         """Goodput per request of each rung at the load that is coming."""
         # 1. That load: the queue fills the free places, as far as KV lasts for requests like those that run.
         running = max(1, observation.running)
-        ahead = running + observation.queued
+        ahead = max(1, observation.running + observation.queued)
         if observation.max_running:
             ahead = min(ahead, max(observation.max_running, running))
-        if observation.kv_usage > 0.0:
+        if observation.kv_usage > 0.0 and observation.running > 0:
             ahead = min(ahead, max(running, int(running / min(observation.kv_usage, 1.0))))
         tokens = observation.kv_tokens * (ahead / running)
         if (
@@ -305,7 +305,7 @@ class Measured:
 
     def _continue_trial(self, policy: Policy, trial: _Trial, now: float) -> tuple[int, Reason]:
         ladder = policy.steps
-        moved = not 0.8 * trial.ahead <= self._ahead <= LOAD_ROSE * trial.ahead
+        moved = abs(self._ahead - trial.ahead) > max(2.0, 0.25 * trial.ahead)
         if moved or now > trial.deadline or trial.home not in ladder:
             self._end_trial(now)
             return (trial.home if trial.home in ladder else 0), Reason.PROBE_OVER
