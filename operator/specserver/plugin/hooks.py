@@ -7,7 +7,9 @@
 | message   | Scheduler.handle_dumper_control                 | our messages: orders, policies, read-back                      |
 | route     | AdaptiveController.activate_step_by_batch       | keeps SGLang's own choice by batch size away while in control  |
 | feedback  | AdaptiveController.on_verify_complete           | the same for its choice by acceptance                          |
-| result    | SchedulerBatchResultProcessor._resolve_spec_v2… | counts a round under the step count that it ran with           |
+| result    | SchedulerBatchResultProcessor._resolve_spec_v2… | takes in a round under the step count that it ran with         |
+| retract   | ScheduleBatch.retract_decode                    | counts requests put back for want of KV                        |
+| zero      | three functions, see zero/wrap.py               | zero steps as plain decode                                     |
 | http      | http_server._setup_and_run_http_server          | in the HTTP process: adds the control routes                   |
 
 An exception in a scheduler's hook would kill the whole server. Each hook therefore runs inside a guard that counts the
@@ -23,9 +25,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from specserver.plugin import arming, channel, control
+from specserver.plugin import arming, channel, control, support
 from specserver.plugin.state import Rank
 from specserver.plugin.support import Target
+from specserver.plugin.zero import wrap
+from specserver.plugin.zero.step import is_cold
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,12 @@ ARM = Target(_SCHEDULER, "Scheduler.run_event_loop", ("self",))
 MESSAGE = Target(_SCHEDULER, "Scheduler.handle_dumper_control", ("self", "recv_req"))
 TURN = Target(_RECEIVER, "SchedulerRequestReceiver._pull_raw_reqs", ("self",))
 RESULT = Target(_RESULTS, "SchedulerBatchResultProcessor._resolve_spec_v2_tokens", ("self", "result", "batch"))
+RETRACT = Target(
+    "sglang.srt.managers.schedule_batch",
+    "ScheduleBatch.retract_decode",
+    ("self",),
+    variants=(("0.5.17", ("self", "server_args")),),
+)
 ROUTE = Target(_ADAPTIVE, "AdaptiveController.activate_step_by_batch", ("self", "batch_size"))
 FEEDBACK = Target(
     _ADAPTIVE, "AdaptiveController.on_verify_complete", ("self", "num_correct_drafts_per_req", "batch_size")
@@ -55,7 +65,7 @@ HTTP = Target(
     ),
 )  # fmt: skip
 
-SCHEDULER_TARGETS = (ARM, MESSAGE, TURN, RESULT, ROUTE, FEEDBACK, ACTIVATE)
+SCHEDULER_TARGETS = (ARM, MESSAGE, TURN, RESULT, RETRACT, ROUTE, FEEDBACK, ACTIVATE, *wrap.WRAPPED)
 """All that must fit for the plugin to arm. ACTIVATE is called, not wrapped."""
 
 
@@ -121,6 +131,8 @@ class SchedulerHooks:
         Where something does not fit, what is needed for saying so (arm and message) is still wrapped if it can be.
         """
         guard = Guard(self.note_error)
+        version = support.engine_version()
+        zero = wrap.ZeroHooks(version, lambda worker: arming.find_worker_obstacle(worker, version), self.keep_still)
         unfit = {problem.split(" ", 1)[0] for problem in self.target_problems}
         reporting = [(ARM, guard.before("arm", self.arm)), (MESSAGE, guard.instead("message", self.message))]
         controlling = [
@@ -128,6 +140,10 @@ class SchedulerHooks:
             (ROUTE, guard.instead("route", self.keep_still)),
             (FEEDBACK, guard.instead("feedback", self.keep_still)),
             (RESULT, guard.after("result", self.result)),
+            (RETRACT, guard.after("retract", self.retract)),
+            (wrap.GRAPHS, guard.after("zero", zero.prepare)),
+            (wrap.ROUND, zero.round),
+            (wrap.STASH, guard.instead("zero", zero.stash)),
         ]
         for target, hook in reporting if self.target_problems else reporting + controlling:
             if target.path not in unfit:
@@ -164,15 +180,27 @@ class SchedulerHooks:
         return self.rank is not None and self.rank.in_control
 
     def result(self, tokens: Any, processor: Any, result: Any, batch: Any) -> None:
-        """Under overlap the result is of an earlier batch: it says itself how many tokens a request was given to verify."""
+        """Under overlap the result is of an earlier batch: it says itself how many tokens a request was given to verify.
+
+        A request that has ended or was retracted since then was computed, so it counts in the batch size; what its drafts
+        were worth is not known. Nor are drafts from a stale proposal evidence.
+        """
         if self.rank is None:
             return
-        correct = [
-            drafts
-            for drafts, request in zip(result.num_correct_drafts_per_req_cpu, batch.reqs, strict=True)
-            if not (request.is_retracted or request.finished())
-        ]
-        self.rank.record_round(result.speculative_num_draft_tokens, correct)
+        rows = () if is_cold(result) else zip(result.num_correct_drafts_per_req_cpu, batch.reqs, strict=True)
+        correct = [drafts for drafts, request in rows if not (request.is_retracted or request.finished())]
+        self.rank.record_round(
+            result.speculative_num_draft_tokens,
+            correct,
+            iteration=batch.forward_iter,
+            running=len(batch.reqs),
+            grammar=any(request.grammar is not None for request in batch.reqs),
+        )
+
+    def retract(self, retracted: Any, batch: Any, *args: Any) -> None:
+        """The function returns the requests that it put back, the new ratio, and those that it gave up."""
+        if self.rank is not None:
+            self.rank.note_retractions(len(retracted[0]))
 
 
 # ---- the HTTP process -----------------------------------------------------------------------------------------------------

@@ -8,47 +8,59 @@ data-parallel schedulers, each mode below says how their values become one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Literal, Protocol
 
+from specserver.plugin.obstacles import Obstacle
 from specserver.policy.decision import Observation, Reason
+
+STEP_SECONDS_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
 
 
 class Metrics(Protocol):
-    def set_armed(self, armed: bool) -> None: ...  # noqa: FBT001 — a gauge's value
+    def set_armed(self, obstacle: Obstacle | None) -> None: ...
     def set_steps(self, steps: int) -> None: ...
     def set_load(self, load: Observation) -> None: ...
     def set_accept_length(self, tokens: float | None) -> None: ...
     def set_policy_revision(self, revision: int) -> None: ...
-    def count_round(self, steps: int) -> None: ...
+    def set_goodput(self, predicted: float | None, realised: float | None) -> None: ...
+    def count_round(self, steps: int, seconds: float | None, correct_drafts: Sequence[int]) -> None: ...
+    def count_zero_round(self, outcome: str) -> None: ...
     def count_switch(self, reason: Reason) -> None: ...
+    def count_retractions(self, requests: int) -> None: ...
     def count_hook_error(self, hook: str) -> None: ...
 
 
 class NoMetrics:
     """For an engine that started without --enable-metrics, and for ranks that leave the writing to another."""
 
-    def set_armed(self, armed: bool) -> None: ...  # noqa: FBT001
+    def set_armed(self, obstacle: Obstacle | None) -> None: ...
     def set_steps(self, steps: int) -> None: ...
     def set_load(self, load: Observation) -> None: ...
     def set_accept_length(self, tokens: float | None) -> None: ...
     def set_policy_revision(self, revision: int) -> None: ...
-    def count_round(self, steps: int) -> None: ...
+    def set_goodput(self, predicted: float | None, realised: float | None) -> None: ...
+    def count_round(self, steps: int, seconds: float | None, correct_drafts: Sequence[int]) -> None: ...
+    def count_zero_round(self, outcome: str) -> None: ...
     def count_switch(self, reason: Reason) -> None: ...
+    def count_retractions(self, requests: int) -> None: ...
     def count_hook_error(self, hook: str) -> None: ...
 
 
 class PrometheusMetrics:
-    """Labels are bounded: step counts by the ladder, reasons and hooks by what is written in this package.
+    """Labels are bounded: step counts and positions by the ladder, reasons, causes and hooks by what is written in this package.
 
     What is not known yet is absent, never 0: a gauge without a label shows 0 from its creation, so some are made when first set.
     """
 
     def __init__(self) -> None:
-        from prometheus_client import Counter, Gauge
+        from prometheus_client import Counter, Gauge, Histogram
 
-        def gauge(name: str, text: str, mode: Literal["livemin", "livesum", "livemostrecent"]) -> Gauge:
-            return Gauge(f"specserver_{name}", text, multiprocess_mode=mode)
+        def gauge(
+            name: str, text: str, mode: Literal["livemin", "livemax", "livesum", "livemostrecent"], labels: Sequence[str] = ()
+        ) -> Gauge:
+            return Gauge(f"specserver_{name}", text, labels, multiprocess_mode=mode)
 
         @cache
         def load() -> tuple[Gauge, Gauge]:
@@ -64,15 +76,35 @@ class PrometheusMetrics:
             text = "Tokens gained per request and round with drafts, over the newest rounds."
             return gauge("accept_length", text, "livemostrecent")
 
+        @cache
+        def round_metrics(steps: int) -> tuple[Counter, Histogram]:
+            return rounds.labels(steps=str(steps)), seconds.labels(steps=str(steps))
+
+        @cache
+        def drafts(position: int) -> tuple[Counter, Counter]:
+            return reached.labels(position=str(position)), accepted.labels(position=str(position))
+
         self._load, self._revision, self._accept_length = load, revision, accept_length
+        self._round, self._drafts = round_metrics, drafts
         self._armed = gauge("armed", "1 where the plugin is in control, 0 where the engine runs stock.", "livemin")
+        self._unarmed = gauge("unarmed", "1 with the cause for which the engine runs stock.", "livemax", ["cause"])
         self._steps = gauge("steps", "Step count in force; 0 is plain decode.", "livemostrecent")
-        self._rounds = Counter("specserver_rounds", "Decode rounds by the step count that they ran with.", ["steps"])
+        rounds = Counter("specserver_rounds", "Decode rounds by the step count that they ran with.", ["steps"])
+        text = "What a decode round took, by its step count, where nothing else lay between two results."
+        seconds = Histogram("specserver_step_seconds", text, ["steps"], buckets=STEP_SECONDS_BUCKETS)
+        text = "Drafts whose predecessors in the chain were all accepted, by position from 1."
+        reached = Counter("specserver_drafts_reached", text, ["position"])
+        accepted = Counter("specserver_drafts_accepted", "Those of them that were accepted.", ["position"])
+        self._zero_rounds = Counter("specserver_zero_rounds", "Rounds in and out of zero steps by how they ran.", ["outcome"])
         self._switches = Counter("specserver_switches", "Changes of the step count by cause.", ["reason"])
         self._errors = Counter("specserver_hook_errors", "Exceptions in hooks; the engine went on without them.", ["hook"])
+        self._retractions = Counter("specserver_retractions", "Requests put back into the queue for want of KV.")
+        self._goodput = gauge("goodput", "Output tokens a second of the steps in force.", "livesum", ["kind"])
 
-    def set_armed(self, armed: bool) -> None:  # noqa: FBT001
-        self._armed.set(int(armed))
+    def set_armed(self, obstacle: Obstacle | None) -> None:
+        self._armed.set(int(obstacle is None))
+        if obstacle is not None:
+            self._unarmed.labels(cause=obstacle.cause.value).set(1)
 
     def set_steps(self, steps: int) -> None:
         self._steps.set(steps)
@@ -89,11 +121,34 @@ class PrometheusMetrics:
     def set_policy_revision(self, revision: int) -> None:
         self._revision().set(revision)
 
-    def count_round(self, steps: int) -> None:
-        self._rounds.labels(steps=str(steps)).inc()
+    def set_goodput(self, predicted: float | None, realised: float | None) -> None:
+        for kind, tokens_per_second in (("predicted", predicted), ("realised", realised)):
+            if tokens_per_second is not None:
+                self._goodput.labels(kind=kind).set(tokens_per_second)
+
+    def count_round(self, steps: int, seconds: float | None, correct_drafts: Sequence[int]) -> None:
+        rounds, histogram = self._round(steps)
+        rounds.inc()
+        if seconds is not None:
+            histogram.observe(seconds)
+        reached = len(correct_drafts)
+        for position in range(1, steps + 1):
+            if not reached:
+                break
+            accepted = sum(correct >= position for correct in correct_drafts)
+            counters = self._drafts(position)
+            counters[0].inc(reached)
+            counters[1].inc(accepted)
+            reached = accepted
+
+    def count_zero_round(self, outcome: str) -> None:
+        self._zero_rounds.labels(outcome=outcome).inc()
 
     def count_switch(self, reason: Reason) -> None:
         self._switches.labels(reason=reason.value).inc()
+
+    def count_retractions(self, requests: int) -> None:
+        self._retractions.inc(requests)
 
     def count_hook_error(self, hook: str) -> None:
         self._errors.labels(hook=hook).inc()

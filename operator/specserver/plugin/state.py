@@ -16,17 +16,23 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from specserver.plugin.metrics import Metrics
-from specserver.policy.decision import Decision, Observation, Reason, decide
+from specserver.plugin.obstacles import Cause, Obstacle
+from specserver.plugin.rounds import Result, RoundTimer
+from specserver.plugin.tally import Tally
+from specserver.policy.decider import Decider
+from specserver.policy.decision import Observation, Reason, Round
 from specserver.policy.document import Policy
+from specserver.policy.profile import Profile
 
 logger = logging.getLogger(__name__)
 
 MAX_ERRORS_A_HOOK = 5
-ACCEPTANCE_WINDOW_ROUNDS = 256
 MAX_REMEMBERED_SWITCHES = 20_000
+MAX_REMEMBERED_DECISIONS = 100
 HOUR_SECONDS = 3600.0
 
 Order = dict[str, Any]
@@ -47,6 +53,9 @@ class Engine(Protocol):
 
     def load(self) -> Observation: ...
 
+    def report(self) -> dict[str, Any]:
+        """Further keys of the rank's report: how the engine does what it is told. JSON values alone."""
+
 
 class Rank:
     """State of one scheduler rank. Lives on the scheduler's thread and is touched by no other."""
@@ -58,35 +67,55 @@ class Rank:
         metrics: Metrics,
         *,
         ladder: tuple[int, ...] = (),
-        unarmed_reason: str = "",
+        obstacle: Obstacle | None = None,
         deciding: bool = True,
         alone: bool = True,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`alone`: no other rank must run the same steps. `unarmed_reason`: why this engine can't be controlled, or empty."""
+        """`alone`: no other rank must run the same steps. `obstacle`: why this engine can't be controlled, or None."""
         self.name = name
         self.ladder = ladder
-        self.armed = not unarmed_reason
-        self.reason = unarmed_reason
+        self.obstacle = obstacle
         self.policy: Policy | None = None
         self.policy_problem = "no policy yet"
+        self.profile: Profile | None = None
+        self.profile_key: dict[str, str] = {}
+        """What a profile must have been measured on to be used here."""
+        self.profile_problem = ""
+        """Why a profile that was named is not used, or empty."""
         self.load: Observation | None = None
         """As of the present turn; None before the first, and where the turns are not seen."""
-        self.rounds: Counter[int] = Counter()
+        self.tally = Tally()
         self.switches = 0
+        self.retractions = 0
         self.errors: Counter[str] = Counter()
         self._engine, self._metrics = engine, metrics
         self._deciding, self._alone = deciding, alone
         self._monotonic, self._wall = monotonic, wall
-        self._decision: Decision | None = None
+        self._decider: Decider | None = None
+        self._journal: deque[dict[str, Any]] = deque(maxlen=MAX_REMEMBERED_DECISIONS)
+        self._timer = RoundTimer()
+        self._new_retractions = 0
+        self._forced: tuple[int, float] | None = None
+        self._shown_load: tuple[int, int] | None = None
         self._shown_steps: int | None = None
+        self._said: Order | None = None
         self._order: Order | None = None
         self._disarm_order: Order | None = None
         self._switch_times: deque[float] = deque(maxlen=MAX_REMEMBERED_SWITCHES)
-        self._acceptance: deque[tuple[int, int]] = deque()
-        self._accepted_tokens, self._accepted_rows = 0, 0
-        self._metrics.set_armed(self.armed)
+        self._metrics.set_armed(obstacle)
+
+    @property
+    def armed(self) -> bool:
+        return self.obstacle is None
+
+    @property
+    def reason(self) -> str:
+        """Why it is not in control, or empty."""
+        if self.obstacle is not None:
+            return self.obstacle.message
+        return "" if self.policy else self.policy_problem
 
     @property
     def in_control(self) -> bool:
@@ -97,9 +126,12 @@ class Rank:
 
     def observe(self) -> None:
         """Takes load and steps of this turn. Metrics are written only where they changed: an idle scheduler never pauses."""
+        self._timer.turn()
         load, steps = self._engine.load(), self._engine.steps()
-        if load != self.load:
-            self.load = load
+        self.load = replace(load, retractions=self._new_retractions)
+        self._new_retractions = 0
+        if (load.running, load.queued) != self._shown_load:
+            self._shown_load = load.running, load.queued
             self._metrics.set_load(load)
         if steps != self._shown_steps:  # also where SGLang's own logic changes them
             self._shown_steps = steps
@@ -111,15 +143,27 @@ class Rank:
             return None
         if self._disarm_order is not None:
             return self._disarm_order
-        if self.policy is None or self.load is None:
+        if self._decider is None or self.load is None:
             return None
-        self._decision = decide(self.policy, self._decision, self.load, self._monotonic())
+        decision = self._decider.decide(self.load, self._monotonic())
+        if decision.steps not in self.ladder:
+            raise ValueError(f"the rule wants {decision.steps} steps, which the engine does not have")
         order: Order = {
-            "steps": self._decision.steps,
-            "decidedSteps": self._decision.decided_steps,
-            "reason": self._decision.reason.value,
+            "steps": decision.steps,
+            "decidedSteps": decision.decided_steps,
+            "reason": decision.reason.value,
         }
-        return None if order == self._order else order
+        if order == self._order:
+            return None
+        if order != self._said:
+            self._said = order
+            self._note_decision(order, self.load)
+        return order
+
+    def _note_decision(self, order: Order, load: Observation) -> None:
+        assert self._decider is not None
+        entry = {"at": self._wall(), "from": self._engine.steps(), **order, "inputs": asdict(load)}
+        self._journal.append(entry | {"why": self._decider.explain()})
 
     def follow(self, order: Order) -> None:
         """Does what the deciding rank said. Not remembered where it fails, so that it is said again."""
@@ -141,32 +185,29 @@ class Rank:
 
     # ---- each result --------------------------------------------------------------------------------------------------
 
-    def record_round(self, verified_tokens: int, correct_drafts: Sequence[int]) -> None:
-        """Counts a decode round under the step count that it ran with, which may not be the present one.
+    def record_round(
+        self, verified_tokens: int, correct_drafts: Sequence[int], *, iteration: int, running: int, grammar: bool
+    ) -> None:
+        """Takes in a decode round under the step count that it ran with, which may not be the present one.
 
         `verified_tokens` is what each request was given to verify; `correct_drafts` holds, for each request still alive, how
-        many of its drafts were right.
+        many of its drafts were right; the others as in `rounds.Result`.
         """
+        now = self._monotonic()
         steps = self._engine.steps_of_round(verified_tokens)
-        self.rounds[steps] += 1
-        self._metrics.count_round(steps)
-        if steps > 0 and correct_drafts:
-            self._add_acceptance(sum(correct_drafts) + len(correct_drafts), len(correct_drafts))
-            self._metrics.set_accept_length(self.accept_length)
+        seconds = self._timer.measure(Result(iteration, steps, running, grammar, now))
+        self.tally.add(steps, running, seconds, correct_drafts)
+        self._metrics.count_round(steps, seconds, correct_drafts)
+        self._metrics.set_accept_length(self.tally.accept_length)
+        if self._decider is not None:
+            kv_tokens = 0 if self.load is None else self.load.kv_tokens
+            self._decider.record(Round(steps, running, kv_tokens, seconds, correct_drafts), now)
 
-    @property
-    def accept_length(self) -> float | None:
-        """Tokens that a request gained per round with drafts, over the newest such rounds."""
-        return self._accepted_tokens / self._accepted_rows if self._accepted_rows else None
-
-    def _add_acceptance(self, tokens: int, rows: int) -> None:
-        """Keeps the sums over the window beside it: they are wanted each round."""
-        self._acceptance.append((tokens, rows))
-        if len(self._acceptance) > ACCEPTANCE_WINDOW_ROUNDS:
-            old_tokens, old_rows = self._acceptance.popleft()
-            tokens, rows = tokens - old_tokens, rows - old_rows
-        self._accepted_tokens += tokens
-        self._accepted_rows += rows
+    def note_retractions(self, requests: int) -> None:
+        """Requests put back into the queue for want of KV."""
+        self.retractions += requests
+        self._new_retractions += requests
+        self._metrics.count_retractions(requests)
 
     # ---- policy ---------------------------------------------------------------------------------------------------------
 
@@ -181,7 +222,32 @@ class Rank:
     def set_policy(self, policy: Policy) -> None:
         """Puts a checked policy in force. The next turn decides by it."""
         self.policy, self.policy_problem = policy, ""
+        if self._deciding and self._decider is None:
+            self._decider = Decider(policy, self.profile)
+        elif self._decider is not None:
+            self._decider.set_policy(policy)
         self._metrics.set_policy_revision(policy.revision)
+
+    # ---- force ----------------------------------------------------------------------------------------------------------
+
+    def force(self, steps: int, seconds: float) -> None:
+        """Runs checked `steps` whatever the rule says, for so long. The clock is the deciding rank's."""
+        until = self._monotonic() + seconds
+        self._forced = steps, until
+        if self._decider is not None:
+            self._decider.force(steps, until)
+
+    def clear_force(self) -> None:
+        self._forced = None
+        if self._decider is not None:
+            self._decider.clear_force()
+
+    def _report_force(self) -> dict[str, Any] | None:
+        if self._forced is None:
+            return None
+        steps, until = self._forced
+        left = until - self._monotonic()
+        return {"steps": steps, "secondsLeft": left} if left > 0 else None
 
     # ---- trouble ---------------------------------------------------------------------------------------------------------
 
@@ -199,9 +265,16 @@ class Rank:
                 self._disarm_order = {"disarm": cause}
 
     def _disarm(self, cause: str) -> None:
+        """Lets go. The engine goes on as it started: with its largest step count, until SGLang's own logic changes that."""
         logger.error("not armed any more: %s", cause)
-        self.armed, self.reason = False, cause
-        self._metrics.set_armed(False)
+        self.obstacle = Obstacle(Cause.HOOK_ERRORS, cause)
+        self._metrics.set_armed(self.obstacle)
+        try:
+            if self._engine.steps() != self.ladder[-1]:
+                self._engine.activate(self.ladder[-1])
+        except Exception:
+            # It may be the very thing that failed before; letting go must end all the same.
+            logger.exception("the engine stays at %s steps", self._engine.steps())
 
     # ---- read-back -----------------------------------------------------------------------------------------------------
 
@@ -210,20 +283,42 @@ class Rank:
         steps, load = self._engine.steps(), self._engine.load()
         hour_ago = self._wall() - HOUR_SECONDS
         order: Mapping[str, Any] = self._order or {}
+        tally = self.tally
         return {
             "rank": self.name,
             "armed": self.armed,
-            "reason": self.reason or ("" if self.policy else self.policy_problem),
+            "reason": self.reason,
+            "cause": self.obstacle.cause.value if self.obstacle else "",
             "revision": self.policy.revision if self.policy else None,
             "policy": self.policy.to_document() if self.policy else None,
             "steps": steps,
             "decidedSteps": order.get("decidedSteps", steps) if self.in_control else steps,
             "running": load.running,
             "queued": load.queued,
-            "acceptLength": self.accept_length,
-            "rounds": {str(key): count for key, count in sorted(self.rounds.items())},
+            "kvTokens": load.kv_tokens,
+            "kvUsage": load.kv_usage,
+            "acceptLength": tally.accept_length,
+            "acceptance": [{"reached": each.reached, "accepted": each.accepted} for each in tally.positions],
+            "rounds": {str(key): count for key, count in sorted(tally.rounds.items())},
+            "roundsHash": f"{tally.digest:08x}",
             "switches": self.switches,
             "switchesLastHour": sum(at > hour_ago for at in self._switch_times),
-            "lastSwitchAt": self._switch_times[-1] if self._switch_times else None,
+            "retractions": self.retractions,
             "hookErrors": sum(self.errors.values()),
+            **self._engine.report(),
+            **self._report_own(),
+        }
+
+    def _report_own(self) -> dict[str, Any]:
+        """What depends on this rank's clock, or is known to the deciding rank alone."""
+        return {
+            "lastSwitchAt": self._switch_times[-1] if self._switch_times else None,
+            "stepTime": {
+                str(steps): {"rounds": time.rounds, "seconds": time.seconds}
+                for steps, time in sorted(self.tally.step_time.items())
+            },
+            "forced": self._report_force(),
+            "profile": {"used": self.profile is not None, "problem": self.profile_problem, "key": self.profile_key},
+            "estimates": self._decider.explain() if self._decider is not None else None,
+            "decisions": list(self._journal),
         }

@@ -38,8 +38,9 @@ class Parallel:
     attention_data_parallel: bool
 
 
-def read_parallel(scheduler: Any, version: str) -> Parallel:
-    """Of the scheduler of this process; an unknown version is read as the newest one."""
+def read_parallel(scheduler: Any | None, version: str) -> Parallel:
+    """Of this process; an unknown version is read as the newest one. Before there is a scheduler, older versions know no
+    data-parallel rank."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
@@ -47,8 +48,27 @@ def read_parallel(scheduler: Any, version: str) -> Parallel:
     return Parallel(
         tensor_rank=parallel.tp_rank,
         tensor_ranks=parallel.tp_size,
-        data_parallel_rank=scheduler.ps.dp_rank if older else parallel.dp_rank,
+        data_parallel_rank=_older_rank(scheduler) if older else parallel.dp_rank,
         data_parallel_ranks=parallel.dp_size,
         pipeline_ranks=parallel.pp_size,
         attention_data_parallel=bool(parallel.enable_dp_attention if older else parallel.attn_dp_enabled),
     )
+
+
+def _older_rank(scheduler: Any | None) -> int | None:
+    return None if scheduler is None else scheduler.ps.dp_rank
+
+
+def read_profile_key(parallel: Parallel, version: str) -> dict[str, str]:
+    """What step costs depend on, as a profile names it; see `policy.profile.KEY_FIELDS`."""
+    import torch
+    from sglang.srt.runtime_context import get_exec, get_model, get_spec
+
+    return {
+        "model": str(get_model().model_path),
+        "draft": str(get_spec().speculative_draft_model_path),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "parallelism": f"tp{parallel.tensor_ranks}",
+        "attentionBackend": str(get_exec().kernel.attention_backend),
+        "engineVersion": version,
+    }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specserver.plugin.obstacles import Cause, Obstacle
 from specserver.plugin.state import Rank
 from specserver.policy.decision import Observation, Reason
 from specserver.policy.document import Policy, parse_policy
@@ -16,6 +18,7 @@ LADDER = (0, 1, 2, 3)
 class FakeEngine:
     running: int = 0
     queued: int = 0
+    kv_tokens: int = 0
     current: int = 3
     activations: list[int] = field(default_factory=list)
     error: Exception | None = None
@@ -33,7 +36,10 @@ class FakeEngine:
         return verified_tokens - 1
 
     def load(self) -> Observation:
-        return Observation(running=self.running, queued=self.queued)
+        return Observation(running=self.running, queued=self.queued, kv_tokens=self.kv_tokens)
+
+    def report(self) -> dict[str, Any]:
+        return {}
 
 
 @dataclass
@@ -42,8 +48,8 @@ class FakeMetrics:
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
 
-    def set_armed(self, armed: bool) -> None:
-        self.calls.append(("armed", armed))
+    def set_armed(self, obstacle: Obstacle | None) -> None:
+        self.calls.append(("armed", obstacle is None))
 
     def set_steps(self, steps: int) -> None:
         self.calls.append(("steps", steps))
@@ -57,8 +63,17 @@ class FakeMetrics:
     def set_policy_revision(self, revision: int) -> None:
         self.calls.append(("revision", revision))
 
-    def count_round(self, steps: int) -> None:
+    def set_goodput(self, predicted: float | None, realised: float | None) -> None:
+        self.calls.append(("goodput", (predicted, realised)))
+
+    def count_round(self, steps: int, seconds: float | None, correct_drafts: Sequence[int]) -> None:
         self.calls.append(("round", steps))
+
+    def count_retractions(self, requests: int) -> None:
+        self.calls.append(("retractions", requests))
+
+    def count_zero_round(self, outcome: str) -> None:
+        self.calls.append(("zero_round", outcome))
 
     def count_switch(self, reason: Reason) -> None:
         self.calls.append(("switch", reason))
@@ -90,10 +105,21 @@ def policy(**changes: object) -> Policy:
     return parse_policy(document(**changes))
 
 
-def make_rank(engine: FakeEngine | None = None, metrics: FakeMetrics | None = None, **arguments: Any) -> Rank:
-    """An armed rank without a policy, on a ladder of 0 to 3."""
-    arguments = {"ladder": LADDER, **arguments}
+def make_rank(
+    engine: FakeEngine | None = None, metrics: FakeMetrics | None = None, unarmed_reason: str = "", **arguments: Any
+) -> Rank:
+    """A rank without a policy, on a ladder of 0 to 3; armed, where no reason is given."""
+    obstacle = Obstacle(Cause.SPECULATION_OFF, unarmed_reason) if unarmed_reason else None
+    arguments = {"ladder": LADDER, "obstacle": obstacle, **arguments}
     return Rank("tp0", engine or FakeEngine(), metrics or FakeMetrics(), **arguments)
+
+
+def record(
+    rank: Rank, verified_tokens: int, correct: Sequence[int], *, iteration: int = 1, running: int = 0, grammar: bool = False
+) -> None:
+    """A round of as many requests as there are in `correct`, where `running` is not given."""
+    running = running or len(correct)
+    rank.record_round(verified_tokens, correct, iteration=iteration, running=running, grammar=grammar)
 
 
 def turn(rank: Rank) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from specserver.plugin import channel, hooks
 from specserver.plugin.hooks import Guard, SchedulerHooks
+from specserver.plugin.state import Rank
 from specserver.plugin.support import Target
 from tests.unit.plugin.fakes import FakeEngine, make_rank, policy
 
@@ -126,13 +127,44 @@ def test_a_rank_that_receives_by_broadcast_adds_nothing(monkeypatch: pytest.Monk
     assert rank.load.running == 9
 
 
-def request(*, retracted: bool = False, finished: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(is_retracted=retracted, finished=lambda: finished)
+def request(*, retracted: bool = False, finished: bool = False, grammar: object = None) -> SimpleNamespace:
+    return SimpleNamespace(is_retracted=retracted, finished=lambda: finished, grammar=grammar)
+
+
+def take_in(rank: Rank, *requests: SimpleNamespace, correct: list[int], iteration: int = 1) -> None:
+    result = SimpleNamespace(num_correct_drafts_per_req_cpu=correct, speculative_num_draft_tokens=4)
+    batch = SimpleNamespace(reqs=list(requests), forward_iter=iteration)
+    SchedulerHooks([], rank=rank).result(None, None, result, batch)
 
 
 def test_a_result_counts_under_its_own_steps_without_the_dead() -> None:
     rank = make_rank(FakeEngine(current=0))
-    result = SimpleNamespace(num_correct_drafts_per_req_cpu=[3, 0, 1], speculative_num_draft_tokens=4)
-    batch = SimpleNamespace(reqs=[request(), request(finished=True), request(retracted=True)])
-    SchedulerHooks([], rank=rank).result(None, None, result, batch)
-    assert (rank.rounds, rank.accept_length) == ({3: 1}, 4.0)
+    take_in(rank, request(), request(finished=True), request(retracted=True), correct=[3, 0, 1])
+    assert (rank.tally.rounds, rank.tally.accept_length) == ({3: 1}, 4.0)
+
+
+def test_drafts_from_a_stale_proposal_say_nothing() -> None:
+    rank = make_rank()
+    result = SimpleNamespace(num_correct_drafts_per_req_cpu=[0], speculative_num_draft_tokens=4, specserver_cold=True)
+    SchedulerHooks([], rank=rank).result(None, None, result, SimpleNamespace(reqs=[request()], forward_iter=1))
+    assert (rank.tally.rounds, rank.tally.accept_length) == ({3: 1}, None)
+
+
+@pytest.mark.parametrize(("grammar", "timed"), [(None, 1), ("json", 0)])
+def test_a_result_s_cost_is_known_where_nothing_lay_between(grammar: object, timed: int) -> None:
+    rank = make_rank(monotonic=iter(range(100)).__next__)
+    for iteration in (7, 8):
+        rank.observe()
+        take_in(rank, request(), request(finished=True, grammar=grammar), correct=[3, 0], iteration=iteration)
+    assert sum(each.rounds for each in rank.tally.step_time.values()) == timed
+
+
+def test_retractions_are_seen_in_the_next_turn_and_counted() -> None:
+    rank = make_rank()
+    scheduler_hooks = SchedulerHooks([], rank=rank)
+    scheduler_hooks.retract(([object(), object()], 0.5, []), None)
+    scheduler_hooks.turn([], None)
+    assert rank.load is not None
+    assert (rank.load.retractions, rank.report()["retractions"]) == (2, 2)
+    scheduler_hooks.turn([], None)
+    assert rank.load.retractions == 0

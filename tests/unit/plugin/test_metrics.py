@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -15,17 +16,23 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 SCHEDULER = """
 import sys
 from specserver.plugin.metrics import PrometheusMetrics
+from specserver.plugin.obstacles import Cause, Obstacle
 from specserver.policy.decision import Observation, Reason
 armed, running, revision = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 metrics = PrometheusMetrics()
-metrics.set_armed(bool(armed))
+metrics.set_armed(None if armed else Obstacle(Cause.TWO_BATCH_OVERLAP, "a sentence"))
 metrics.set_load(Observation(running=running, queued=2))
 metrics.set_policy_revision(revision)
 metrics.set_steps(3)
 metrics.set_accept_length(None)
 metrics.set_accept_length(2.5)
-metrics.count_round(3)
+metrics.set_goodput(None, None)
+metrics.set_goodput(100.0, 90.0)
+metrics.count_round(2, 0.007, [2, 1, 0])
+metrics.count_round(2, None, [])
+metrics.count_zero_round("bridge")
 metrics.count_switch(Reason.ABOVE_DISABLE)
+metrics.count_retractions(3)
 metrics.count_hook_error("turn")
 """
 
@@ -47,10 +54,10 @@ def scrape(directory: Path) -> Samples:
 
 def test_what_is_not_known_yet_is_absent(tmp_path: Path) -> None:
     script = "from specserver.plugin.metrics import PrometheusMetrics; m = PrometheusMetrics()"
-    script += "; m.set_armed(False); m.set_steps(0); m.set_accept_length(None)"
+    script += "; m.set_armed(None); m.set_steps(0); m.set_accept_length(None); m.set_goodput(None, None)"
     run_scheduler(tmp_path, script)
     names = {name for name, _ in scrape(tmp_path)}
-    assert names == {"specserver_armed", "specserver_steps"}
+    assert names == {"specserver_armed", "specserver_steps", "specserver_retractions_total"}
 
 
 def test_metrics_of_two_schedulers(tmp_path: Path) -> None:
@@ -58,13 +65,29 @@ def test_metrics_of_two_schedulers(tmp_path: Path) -> None:
         run_scheduler(tmp_path, SCHEDULER, *arguments)
     expected = {
         ("specserver_armed", ()): 0,
+        ("specserver_unarmed", (("cause", "TwoBatchOverlap"),)): 1,
         ("specserver_running_requests", ()): 12,
         ("specserver_queued_requests", ()): 4,
         ("specserver_policy_revision", ()): 8,
         ("specserver_steps", ()): 3,
         ("specserver_accept_length", ()): 2.5,
-        ("specserver_rounds_total", (("steps", "3"),)): 2,
+        ("specserver_goodput", (("kind", "predicted"),)): 200,
+        ("specserver_goodput", (("kind", "realised"),)): 180,
+        ("specserver_rounds_total", (("steps", "2"),)): 4,
+        ("specserver_drafts_reached_total", (("position", "1"),)): 6,
+        ("specserver_drafts_accepted_total", (("position", "1"),)): 4,
+        ("specserver_drafts_reached_total", (("position", "2"),)): 4,
+        ("specserver_drafts_accepted_total", (("position", "2"),)): 2,
+        ("specserver_zero_rounds_total", (("outcome", "bridge"),)): 2,
         ("specserver_switches_total", (("reason", "AboveDisable"),)): 2,
+        ("specserver_retractions_total", ()): 6,
         ("specserver_hook_errors_total", (("hook", "turn"),)): 2,
     }
-    assert scrape(tmp_path) == expected
+    found = scrape(tmp_path)
+    times = {key: found.pop(key) for key in list(found) if key[0].startswith("specserver_step_seconds")}
+    assert found == expected
+    steps = ("steps", "2")
+    assert times[("specserver_step_seconds_count", (steps,))] == 2, "a round whose cost is not known is no sample"
+    assert times[("specserver_step_seconds_sum", (steps,))] == pytest.approx(0.014)
+    below = {dict(labels)["le"]: value for (name, labels), value in times.items() if name.endswith("bucket")}
+    assert (below["0.006"], below["0.008"]) == (0, 2)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
-from specserver.plugin.state import ACCEPTANCE_WINDOW_ROUNDS, MAX_ERRORS_A_HOOK, Rank
-from specserver.policy.decision import Observation, Reason
-from tests.unit.plugin.fakes import Clock, FakeEngine, FakeMetrics, make_rank, policy, turn
+from specserver.plugin.obstacles import Cause
+from specserver.plugin.state import MAX_ERRORS_A_HOOK, MAX_REMEMBERED_DECISIONS, Rank
+from specserver.plugin.tally import ACCEPTANCE_WINDOW_ROUNDS
+from specserver.policy.decider import Decider
+from specserver.policy.decision import Decision, Observation, Reason, Round
+from specserver.policy.profile import Profile
+from tests.unit.plugin.fakes import Clock, FakeEngine, FakeMetrics, make_rank, policy, record, turn
 
 
 def test_without_a_policy_it_leaves_the_engine_alone() -> None:
@@ -102,24 +107,24 @@ def test_the_report_s_load_is_of_the_moment() -> None:
 def test_a_round_counts_under_its_own_steps() -> None:
     metrics = FakeMetrics()
     rank = make_rank(FakeEngine(current=0), metrics)
-    rank.record_round(4, [2, 3])
-    rank.record_round(1, [0, 0])
+    record(rank, 4, [2, 3])
+    record(rank, 1, [0, 0])
     assert rank.report()["rounds"] == {"0": 1, "3": 1}
     assert metrics.values("round") == [3, 0]
 
 
 def test_accept_length_is_the_newest_rounds_with_drafts() -> None:
     rank = make_rank()
-    assert rank.accept_length is None
-    rank.record_round(1, [0])
-    assert rank.accept_length is None, "plain rounds say nothing"
-    rank.record_round(4, [])
-    assert rank.accept_length is None, "nor do rounds whose requests are all gone"
-    rank.record_round(4, [3, 0])
-    assert rank.accept_length == 2.5
+    assert rank.tally.accept_length is None
+    record(rank, 1, [0])
+    assert rank.tally.accept_length is None, "plain rounds say nothing"
+    record(rank, 4, [])
+    assert rank.tally.accept_length is None, "nor do rounds whose requests are all gone"
+    record(rank, 4, [3, 0])
+    assert rank.tally.accept_length == 2.5
     for _ in range(ACCEPTANCE_WINDOW_ROUNDS):
-        rank.record_round(2, [1])
-    assert rank.accept_length == 2.0
+        record(rank, 2, [1])
+    assert rank.tally.accept_length == 2.0
 
 
 def test_switches_of_the_last_hour() -> None:
@@ -138,8 +143,94 @@ def test_report_is_json() -> None:
     rank = make_rank()
     rank.set_policy(policy())
     turn(rank)
-    rank.record_round(4, [1])
+    record(rank, 4, [1])
     assert json.loads(json.dumps(rank.report())) == rank.report()
+
+
+# ---- the rule that measures ---------------------------------------------------------------------------------------------
+
+
+def test_the_rule_is_told_of_rounds_and_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(Decider, "record", lambda self, result, now: told.append((result, now)))
+    monkeypatch.setattr(Decider, "decide", lambda self, load, now: told.append(load) or Decision(2, 2, Reason.UP, now))
+    clock, engine = Clock(5.0), FakeEngine(running=2, kv_tokens=70)
+    rank = make_rank(engine, monotonic=clock)
+    rank.set_policy(policy())
+    rank.note_retractions(1)
+    turn(rank)
+    assert (told, engine.activations) == ([Observation(2, 0, kv_tokens=70, retractions=1)], [2])
+    told.clear()
+    for iteration, clock.now in ((1, 6.0), (2, 6.5)):
+        record(rank, 4, [3, 1], iteration=iteration)
+    assert told == [(Round(3, 2, 70, None, [3, 1]), 6.0), (Round(3, 2, 70, 0.5, [3, 1]), 6.5)]
+
+
+def test_estimates_outlive_a_policy_and_start_from_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    make = Decider.__init__
+    monkeypatch.setattr(Decider, "__init__", lambda self, *given: made.append(given) or make(self, *given))
+    rank = make_rank()
+    rank.profile = Profile({}, {3: ((1, 0.01),)})
+    rank.set_policy(policy())
+    rank.set_policy(policy(revision=2))
+    assert made == [(policy(), rank.profile)]
+
+
+def test_decisions_are_kept_with_what_led_to_them() -> None:
+    clock, wall, engine = Clock(), Clock(50.0), FakeEngine(running=9, queued=2)
+    rank = make_rank(engine, wall=wall, monotonic=clock)
+    rank.set_policy(policy())
+    for engine.running in (9, 9, 0, 9, 0):
+        wall.now += 1
+        turn(rank)
+    decisions = rank.report()["decisions"]
+    assert [(one["at"], one["from"], one["steps"], one["reason"]) for one in decisions] == [
+        (51.0, 3, 0, "Initial"),
+        (53.0, 0, 3, "BelowEnable"),
+        (54.0, 3, 0, "AboveDisable"),
+        (55.0, 0, 3, "BelowEnable"),
+    ]
+    assert (decisions[0]["inputs"]["running"], decisions[0]["inputs"]["queued"]) == (9, 2)
+    for i in range(3 * MAX_REMEMBERED_DECISIONS):
+        engine.running = 9 * (i % 2)
+        turn(rank)
+    assert len(rank.report()["decisions"]) == MAX_REMEMBERED_DECISIONS
+
+
+def test_a_refused_order_is_one_decision() -> None:
+    rank = make_rank(FakeEngine(running=9, error=RuntimeError("no")))
+    rank.set_policy(policy())
+    for _ in range(3):
+        rank.observe()
+        assert rank.next_order() is not None
+    assert len(rank.report()["decisions"]) == 1
+
+
+# ---- force ---------------------------------------------------------------------------------------------------------------
+
+
+def test_forced_steps_hold_until_their_time_is_over() -> None:
+    clock, engine = Clock(), FakeEngine(running=9)
+    rank = make_rank(engine, monotonic=clock)
+    rank.set_policy(policy())
+    rank.force(2, 10.0)
+    turn(rank)
+    assert (engine.current, rank.report()["forced"]) == (2, {"steps": 2, "secondsLeft": 10.0})
+    clock.now += 10.5
+    turn(rank)
+    assert (engine.current, rank.report()["forced"]) == (0, None)
+
+
+def test_force_can_be_taken_back() -> None:
+    engine = FakeEngine(running=9)
+    rank = make_rank(engine)
+    rank.set_policy(policy())
+    rank.force(2, 10.0)
+    turn(rank)
+    rank.clear_force()
+    turn(rank)
+    assert (engine.current, rank.report()["forced"]) == (0, None)
 
 
 # ---- trouble ------------------------------------------------------------------------------------------------------------
@@ -162,6 +253,48 @@ def test_lets_go_after_several_errors_of_one_hook() -> None:
     assert rank.reason == "hook turn failed 5 times, at last with ValueError: broken"
     assert metrics.values("armed") == [True, False]
     assert rank.report()["hookErrors"] == 2 * MAX_ERRORS_A_HOOK - 1
+
+
+def test_what_it_lets_go_of_goes_on_as_it_started() -> None:
+    engine = FakeEngine(running=9)
+    rank = make_rank(engine)
+    rank.set_policy(policy())
+    turn(rank)
+    assert engine.current == 0
+    fail(rank, MAX_ERRORS_A_HOOK)
+    assert engine.current == 3
+
+
+def test_lets_go_even_of_an_engine_that_refuses_every_step_count() -> None:
+    rank = make_rank(FakeEngine(current=0, error=RuntimeError("no")))
+    rank.set_policy(policy())
+    fail(rank, MAX_ERRORS_A_HOOK)
+    assert (rank.armed, rank.obstacle.cause if rank.obstacle else None) == (False, Cause.HOOK_ERRORS)
+
+
+@pytest.mark.parametrize("steps", [7, -1, math.nan], ids=str)
+def test_steps_that_the_engine_lacks_are_never_ordered(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    monkeypatch.setattr(Decider, "decide", lambda self, load, now: Decision(steps, steps, Reason.UP, now))
+    engine = FakeEngine()
+    rank = make_rank(engine)
+    rank.set_policy(policy())
+    rank.observe()
+    with pytest.raises(ValueError, match="does not have"):
+        rank.next_order()
+    assert engine.activations == []
+
+
+@pytest.mark.parametrize("jump", [-1e9, 1e9, math.inf, math.nan], ids=str)
+def test_a_clock_that_jumps_changes_nothing_but_times(jump: float) -> None:
+    clock, engine = Clock(), FakeEngine(running=2)
+    rank = make_rank(engine, monotonic=clock)
+    rank.set_policy(policy(strategy="Measured"))
+    for iteration in range(1, 40):
+        clock.now = jump if iteration == 20 else 1000.0 + iteration
+        turn(rank)
+        record(rank, engine.current + 1, [0, 0], iteration=iteration)
+    assert (rank.armed, sum(rank.tally.rounds.values())) == (True, 39)
+    assert all(0 < time.seconds <= time.rounds for time in rank.tally.step_time.values())
 
 
 def test_an_order_on_its_way_is_not_followed_after_letting_go() -> None:
