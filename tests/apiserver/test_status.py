@@ -66,6 +66,7 @@ async def test_a_start_is_told_step_by_step(world: World) -> None:
 GPU_SHORTAGE = {"engine": {"resources": {"limits": {"nvidia.com/gpu": 16}}}}
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 USAGE = "usage: launch_server.py [-h]\nlaunch_server.py: error: unrecognized arguments: --spel-ling"
+SEGFAULT = "Scheduler hit an exception\nFatal Python error: Segmentation fault\n"
 MISMATCH = "Traceback (most recent call last):\n  File \"eagle.py\"\nRuntimeError: size mismatch for fc.weight\n\n"
 
 FAILURES = [
@@ -75,7 +76,11 @@ FAILURES = [
     ),
     pytest.param(Ended(1, message=CUDA), {}, "OutOfMemory", "the GPU ran out of memory", ("Error", 1), id="GPU out of memory"),
     pytest.param(
-        Ended(1, message=MISMATCH), {}, "CrashLoop", "RuntimeError: size mismatch for fc.weight", ("Error", 1), id="crash loop",
+        Ended(1, message=SEGFAULT), {}, "CrashLoop", "Fatal Python error: Segmentation fault", ("Error", 1), id="crash loop",
+    ),
+    pytest.param(
+        Ended(1, message=MISMATCH), {}, "DraftMismatch", "RuntimeError: size mismatch for fc.weight", ("Error", 1),
+        id="draft that does not fit",
     ),
     pytest.param(
         Ended(2, message=USAGE), {}, "EngineArgumentsRefused", "unrecognized arguments: --spel-ling. Mend engine.args",

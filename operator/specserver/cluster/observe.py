@@ -89,6 +89,9 @@ def parse_workload(deployment: Body, replica_sets: Sequence[Body]) -> Workload:
             for condition in conditions
         ),
         conditions=conditions,
+        creation_refused=next(
+            (one.get("message", "") for one in conditions if one["type"] == "ReplicaFailure" and one["status"] == "True"), ""
+        ),
     )
 
 
@@ -109,6 +112,8 @@ def parse_pod(body: Body) -> Pod:
     )
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     cost = annotations.get(labels.POD_DELETION_COST)
+    ready = conditions.get("Ready", {})
+    begun = conditions.get("PodReadyToStartContainers", {}).get("status") == "True"
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -116,7 +121,7 @@ def parse_pod(body: Body) -> Pod:
         created_at=epoch_seconds(metadata["creationTimestamp"]),
         template_hash=pod_labels.get(_TEMPLATE_HASH, ""),
         phase=status.get("phase", "Pending"),
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=ready.get("status") == "True",
         scheduled=scheduled.get("status") == "True",
         unschedulable_message=scheduled.get("message", "no node takes it") if unschedulable else "",
         terminating="deletionTimestamp" in metadata,
@@ -126,6 +131,13 @@ def parse_pod(body: Body) -> Pod:
         drained_idle_since=_time(annotations.get(labels.DRAINED_IDLE_SINCE)),
         deletion_cost=int(cost) if cost is not None and cost.lstrip("-").isdigit() else None,
         failure=_parse_failure(status),
+        node=body.get("spec", {}).get("nodeName", ""),
+        scheduled_at=_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
+        running_since=_time(engine.get("state", {}).get("running", {}).get("startedAt")),
+        ready_since=_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
+        ends_at=_time(metadata.get("deletionTimestamp")),
+        containers_ready=bool(status.get("containerStatuses")) and all(one.get("ready") for one in status["containerStatuses"]),
+        pulling=begun,
     )
 
 
@@ -140,7 +152,9 @@ def _time(text: str | None) -> float | None:
 def _parse_failure(status: Mapping[str, Any]) -> ContainerFailure | None:
     """The newest trouble: of the pod as a whole (evicted), else of a waiting or ended container."""
     if status.get("phase") == "Failed" and status.get("reason"):
-        return ContainerFailure(status["reason"], status.get("message", ""), None, 0, None)
+        changes = [_time(one.get("lastTransitionTime")) for one in status.get("conditions", [])]
+        at = max((change for change in changes if change is not None), default=None)
+        return ContainerFailure(status["reason"], status.get("message", ""), None, 0, at)
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         state, last = container.get("state", {}), container.get("lastState", {})
         waiting, restarts = state.get("waiting", {}), container.get("restartCount", 0)

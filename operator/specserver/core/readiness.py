@@ -1,7 +1,7 @@
 """Ready, Available and Progressing, and what the newest failure was: from pods and workload to a cause with a name.
 
-The order of causes is the order in which a person would want to hear them: what blocks everything first, then pods that
-fail, then pods that wait, then pods that are on their way. One message names one pod and what to do about it.
+The order of causes is the order in which a person would want to hear them: what blocks everything first, then what is wrong
+with pods (`failures.py`), then pods that are on their way. One message names one pod and what to do about it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specserver.api.conditions import Condition, ConditionType, Reason, Status
-from specserver.core.observed import ContainerFailure, Pod, Workload
-
-_IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
-_ARGUMENT_ERROR_EXIT_CODE = 2
-"""What argparse exits with, and hence SGLang on an argument that it doesn't know."""
-
-
-LONGEST_QUOTE = 400
+from specserver.core.failures import classify_refusal, find_stuck, find_trouble
+from specserver.core.observed import Pod, Workload
 
 
 @dataclass(frozen=True)
@@ -56,38 +50,6 @@ def count_replicas(workload: Workload | None, pods: Iterable[Pod], desired: int)
     )
 
 
-def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float) -> tuple[Reason, str] | None:
-    """The condition's reason for a container's failure and what to do about it; None where it is no failure yet."""
-    said = last_line(failure.message)
-    detail = f": {said}" if said else ""
-    if failure.reason in _IMAGE_REASONS:
-        return Reason.IMAGE_PULL_ERROR, f"{failure.reason}{detail}. Check engine.image and the pull secrets in template"
-    if failure.reason == "CreateContainerConfigError":
-        return Reason.SECRET_MISSING, f"{failure.reason}{detail}. Create what is missing; the pod starts by itself then"
-    if failure.reason == "OOMKilled":
-        return Reason.OUT_OF_MEMORY, "the container ran out of memory. Raise engine.resources.limits.memory"
-    if "out of memory" in failure.message.lower():
-        return Reason.OUT_OF_MEMORY, f"the GPU ran out of memory{detail}. Lower --mem-fraction-static or maxRunningRequests"
-    if failure.exit_code == _ARGUMENT_ERROR_EXIT_CODE and "error:" in failure.message:
-        return Reason.ENGINE_ARGUMENTS_REFUSED, f"SGLang refused an argument{detail}. Mend engine.args"
-    if failure.ran_seconds is not None and failure.ran_seconds >= load_deadline_seconds:
-        return (
-            Reason.LOAD_DEADLINE_EXCEEDED,
-            f"the model was not loaded in {load_deadline_seconds:g} s{detail}. Raise engine.loadDeadline",
-        )
-    if failure.restarts > 0 or failure.reason == "CrashLoopBackOff":
-        code = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
-        return Reason.CRASH_LOOP, f"the engine ended{code}, {failure.restarts} restarts{detail}"
-    return None
-
-
-def last_line(text: str) -> str:
-    """The last line that says something, printable and short: of a log's end, the cause."""
-    printable = "".join(char if char.isprintable() or char == "\n" else " " for char in text[-4 * LONGEST_QUOTE :])
-    lines = [line.strip() for line in printable.splitlines() if line.strip()]
-    return lines[-1][-LONGEST_QUOTE:] if lines else ""
-
-
 def plan_ready(
     replicas: Replicas,
     workload: Workload | None,
@@ -107,23 +69,24 @@ def plan_ready(
         return not_ready(problems[0].reason, "; ".join(problem.message for problem in problems))
     if workload is None:
         return not_ready(Reason.ROLLING_OUT, "the Deployment is being made")
-    # 2. Pods that fail. A failing pod is news even while enough others are ready; one that recovered is not.
+    # 2. What is wrong with pods, or keeps them from being made.
     live = [pod for pod in pods if pod.lives]
-    for pod in live:
-        if pod.failure is None or pod.ready:
-            continue
-        classified = classify_failure(pod.failure, load_deadline_seconds=load_deadline_seconds)
-        if classified is not None:
-            return not_ready(classified[0], f"pod {pod.name}: {classified[1]}")
-    # 3. Pods that wait.
-    for pod in live:
-        if pod.unschedulable_message:
-            return not_ready(
-                Reason.UNSCHEDULABLE,
-                f"pod {pod.name}: {pod.unschedulable_message.rstrip('.')}. Free or add what is short, or change template",
-            )
-    # 4. On the way.
     ready = [pod for pod in live if pod.ready and pod.serving and pod.template_hash == workload.current_template_hash]
+    trouble = find_trouble(
+        pods,
+        workload,
+        missing=replicas.desired - replicas.present,
+        unready=replicas.desired - len(ready),
+        load_deadline_seconds=load_deadline_seconds,
+        now=now,
+    )
+    if trouble is not None:
+        return not_ready(trouble.reason, trouble.message)
+    # 3. On the way.
+    waiting = next((pod for pod in live if pod.unschedulable_message), None)
+    going = next((pod for pod in pods if pod.terminating), None)
+    if waiting is not None and going is not None:
+        return not_ready(Reason.ROLLING_OUT, f"pod {waiting.name} waits for the place of pod {going.name}, which is ending")
     old = [pod for pod in live if pod.template_hash != workload.current_template_hash]
     if old or replicas.updated < replicas.desired:
         return not_ready(Reason.ROLLING_OUT, f"{replicas.updated} of {replicas.desired} replicas have the newest revision")
@@ -157,7 +120,7 @@ def plan_available(replicas: Replicas, *, max_unavailable: int) -> Condition:
     )
 
 
-def plan_progressing(replicas: Replicas, workload: Workload | None, pods: tuple[Pod, ...]) -> Condition:
+def plan_progressing(replicas: Replicas, workload: Workload | None, pods: tuple[Pod, ...], *, now: float) -> Condition:
     """The condition Progressing, as a Deployment's: True also when all is done, False when it has come to a stop."""
 
     def progressing(reason: Reason, message: str, status: Status = Status.TRUE) -> Condition:
@@ -169,6 +132,11 @@ def plan_progressing(replicas: Replicas, workload: Workload | None, pods: tuple[
             "no progress within rollout.progressDeadline: see the condition Ready",
             Status.FALSE,
         )
+    if workload is not None and workload.creation_refused and replicas.present < replicas.desired:
+        refusal = classify_refusal(workload.creation_refused)
+        return progressing(refusal.reason, refusal.message, Status.FALSE)
+    if stuck := find_stuck(pods, now):
+        return progressing(Reason.STUCK_TERMINATING, stuck, Status.FALSE)
     live = [pod for pod in pods if pod.lives]
     if workload is None or any(pod.template_hash != workload.current_template_hash for pod in live):
         return progressing(Reason.NEW_REVISION, f"{replicas.updated} of {replicas.desired} replicas have the newest revision")

@@ -10,11 +10,11 @@ from specserver.api import quantities
 from specserver.api.conditions import Condition, ConditionType, Reason, Status, merge_conditions
 from specserver.api.v1alpha1 import SpeculativeServer
 from specserver.core.engine_report import build_speculation_status, plan_policy_applied, plan_speculation_active
+from specserver.core.failures import classify_failure, plan_scheduled
 from specserver.core.noise import settle
 from specserver.core.observed import Load, LoadUnknown, Observed, Pod, PushResult
 from specserver.core.readiness import (
     Problem,
-    classify_failure,
     count_replicas,
     plan_available,
     plan_progressing,
@@ -61,12 +61,13 @@ def build_status(
     # What is wanted, not the Deployment's number: a replica that is being drained is in that one, and is none that is missing.
     replicas = count_replicas(workload, observed.pods, scaling.desired_replicas)
     ready = plan_ready(replicas, workload, observed.pods, problems, load_deadline_seconds=deadline, now=now)
-    progressing = plan_progressing(replicas, workload, observed.pods)
+    progressing = plan_progressing(replicas, workload, observed.pods, now=now)
     mode = spec.speculation.mode
     conditions = (
         ready,
         plan_available(replicas, max_unavailable=spec.rollout.max_unavailable),
         progressing,
+        plan_scheduled(observed.pods, workload, missing=replicas.desired - replicas.present),
         plan_metrics_available(observed.load, observed.pods),
         plan_speculation_active(observed.engines, mode),
         plan_policy_applied(observed.engines, pushes, observed.pods, document=policy, mode=mode),
@@ -165,7 +166,12 @@ def _build_scaling_status(scaling: ScalingOutcome, previous: Mapping[str, Any], 
 
 def _build_last_failure(pods: tuple[Pod, ...], load_deadline_seconds: float) -> dict[str, Any] | None:
     """The newest failure among the pods that there are."""
-    failed = [pod for pod in pods if pod.failure and classify_failure(pod.failure, load_deadline_seconds=load_deadline_seconds)]
+    failed = [
+        pod
+        for pod in pods
+        if pod.failure
+        and (pod.phase == "Failed" or classify_failure(pod.failure, load_deadline_seconds=load_deadline_seconds))
+    ]
     if not failed:
         return None
     newest = max(failed, key=lambda pod: (pod.failure.at or 0.0) if pod.failure else 0.0)

@@ -6,17 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specserver.api.conditions import Reason
 from specserver.core.observed import ContainerFailure, Pod, Workload
 from specserver.core.readiness import (
-    LONGEST_QUOTE,
     Problem,
-    classify_failure,
     count_replicas,
-    last_line,
     plan_available,
     plan_progressing,
     plan_ready,
@@ -100,9 +95,13 @@ READY = [
         (A, starting("b", unschedulable_message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")), 2,
         (
             "False", "Unschedulable",
-            "pod b: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu. Free or add what is short, or change template",
+            "pod b: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu. Free or add GPUs, or lower engine.resources.limits",
         ),
         id="no node takes it",
+    ),
+    pytest.param(
+        (A, starting("b", unschedulable_message="3 Insufficient nvidia.com/gpu."), build_pod("c", terminating=True)), 2,
+        ("False", "RollingOut", "pod b waits for the place of pod c, which is ending"), id="its place becomes free in a moment",
     ),
     pytest.param(
         (starting("a"), starting("b", failure=failure("ImagePullBackOff", "no such image", None, 0))), 2,
@@ -131,45 +130,6 @@ def test_a_template_that_no_replica_set_has_yet_has_no_pods() -> None:
     assert (replicas.present, replicas.updated, replicas.ready, replicas.available) == (2, 0, 0, 2)
 
 
-FAILURES = [
-    pytest.param(failure("ErrImagePull", "401", None, 0), Reason.IMAGE_PULL_ERROR, "ErrImagePull: 401", id="image"),
-    pytest.param(failure("CreateContainerConfigError", "secret s", None, 0), Reason.SECRET_MISSING, "secret s", id="secret"),
-    pytest.param(failure("OOMKilled", "", 137), Reason.OUT_OF_MEMORY, "limits.memory", id="container memory"),
-    pytest.param(
-        failure(message="CUDA out of memory.\nmore"), Reason.OUT_OF_MEMORY, "--mem-fraction-static",
-        id="GPU memory, not on the last line",
-    ),
-    pytest.param(
-        failure(message="usage: x\nx: error: unrecognized arguments: --y", exit_code=2, restarts=0),
-        Reason.ENGINE_ARGUMENTS_REFUSED, "unrecognized arguments: --y", id="argument",
-    ),
-    pytest.param(failure(message="segfault", exit_code=2), Reason.CRASH_LOOP, "exit code 2", id="exit code 2 of another cause"),
-    pytest.param(failure(exit_code=137, ran_seconds=600.0), Reason.LOAD_DEADLINE_EXCEEDED, "loadDeadline", id="too late"),
-    pytest.param(failure(exit_code=137, ran_seconds=599.0), Reason.CRASH_LOOP, "1 restarts", id="within the deadline"),
-    pytest.param(failure("CrashLoopBackOff", restarts=0, exit_code=None), Reason.CRASH_LOOP, "the engine ended,", id="back-off"),
-    pytest.param(failure("Completed", restarts=0, exit_code=0), None, "", id="ended once"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("container", "reason", "says"), FAILURES)
-def test_failures_by_name(container: ContainerFailure, reason: Reason | None, says: str) -> None:
-    classified = classify_failure(container, load_deadline_seconds=DEADLINE)
-    assert (classified[0] if classified else None) == reason
-    assert says in (classified[1] if classified else "")
-
-
-def test_of_a_log_the_last_line_that_says_something_is_quoted() -> None:
-    assert last_line("Traceback\n  File\nValueError: bad\n\n  \n") == "ValueError: bad"
-    assert last_line("\x00\x1b[31mred\r\n") == "[31mred"
-    assert last_line("") == last_line("\n\x00\n") == ""
-
-
-@given(st.text(max_size=2000))
-def test_a_quote_is_short_printable_and_one_line(text: str) -> None:
-    assert len(last_line(text)) <= LONGEST_QUOTE
-    assert last_line(text).isprintable()
-
-
 @pytest.mark.parametrize(
     ("available", "desired", "max_unavailable", "status"),
     [
@@ -194,15 +154,20 @@ PROGRESS = [
     pytest.param((A, starting("b")), {}, "Scaling", id="one starts"),
     pytest.param((A, B, build_pod("c")), {}, "Scaling", id="one too many"),
     pytest.param((A, starting("b")), {"progress_deadline_exceeded": True}, "ProgressDeadlineExceeded", id="stopped"),
+    pytest.param((A,), {"creation_refused": "exceeded quota: q"}, "QuotaExceeded", id="refused"),
+    pytest.param((A, B), {"creation_refused": "exceeded quota: q"}, "RolloutComplete", id="refused what nobody wants any more"),
+    pytest.param((A, B, build_pod("c", terminating=True, ends_at=NOW - 31)), {}, "StuckTerminating", id="one does not end"),
+    pytest.param((A, B, build_pod("c", terminating=True, ends_at=NOW - 29)), {}, "RolloutComplete", id="one is about to end"),
 ]
 
 
 @pytest.mark.parametrize(("pods", "different", "reason"), PROGRESS)
 def test_progressing(pods: tuple[Pod, ...], different: dict[str, Any], reason: str) -> None:
     workload = replace(WORKLOAD, **different)
-    condition = plan_progressing(count_replicas(workload, pods, 2), workload, pods)
+    condition = plan_progressing(count_replicas(workload, pods, 2), workload, pods, now=NOW)
     assert condition.reason == reason
-    assert condition.status == ("False" if reason == "ProgressDeadlineExceeded" else "True")
+    stopped = reason in ("ProgressDeadlineExceeded", "QuotaExceeded", "StuckTerminating")
+    assert condition.status == ("False" if stopped else "True")
 
 
 def test_unschedulable_pods_are_counted() -> None:
