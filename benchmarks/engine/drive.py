@@ -1,0 +1,303 @@
+"""The engine benchmark on one GPU: our rule against every fixed step count and against SGLang's adaptive mode.
+
+    benchmarks/engine/run.sh OUT DEADLINE --part table    every arm at every concurrency, up and down
+    benchmarks/engine/run.sh OUT DEADLINE --part waves    square waves, and the originating experiment's table
+
+Four servers stand side by side on the GPU: plain (no draft model), static 3 (stock), stock adaptive (two tables one after
+the other), ours. Static 1 and 2 are our server with its step count fixed by a policy; fixed 3 is measured there too, so that the
+cost of the plugin itself shows against the stock server. All have the same cap on running requests, graph sizes and KV pool.
+
+Acceptance is a model: per request and position, from a survival profile (plan.py). Weights are random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.engine import plan as plans
+from benchmarks.engine.plan import LADDER, PROFILES, Plan
+from benchmarks.gpu import digest
+from benchmarks.gpu.load import ClosedLoop, SquareWave
+from benchmarks.gpu.product import Product
+from benchmarks.gpu.servers import Running, Server, write_table
+from benchmarks.gpu.session import Session, choose_machine, parse_arguments
+
+SIMULATED = {"SGLANG_SIMULATE_ACC_LEN": "2"}
+"""Switches SGLang's simulation on; the probe then draws for each request instead."""
+LINE_BIN_SECONDS = 0.05
+
+PLAIN = Server("plain")
+STATIC = Server("static-3", 3, variables=SIMULATED)
+STOCK = Server("stock", 7, plans.STOCK_CAPTURED, variables=SIMULATED)
+OURS = Server("ours", 3, {"1": LADDER[1:]}, product=True, variables=SIMULATED)
+
+
+def profile_of(order: str) -> tuple[str, tuple[float, ...]]:
+    """Fixed arms see one acceptance model on the way up and the other on the way down; our rule sees both each time."""
+    name = "healthy" if order == "rising" else "poor"
+    return name, PROFILES[name]
+
+
+class Benchmark:
+    def __init__(self, session: Session, plan: Plan) -> None:
+        self.session, self.plan = session, plan
+        self.tables: dict[str, str] = {}
+        session.raw["plan"] = {
+            "prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies,
+            "profiles": PROFILES, "ladder": LADDER, "windowSeconds": plan.window_seconds, "wave": plan.wave,
+            "kvTokens": plan.kv_tokens, "maxRunning": plan.max_running,
+        }  # fmt: skip
+
+    def start(self, *servers: Server) -> None:
+        session = self.session
+        session.fleet.start(servers, min(session.end - 30, session.began + self.plan.start_seconds))
+        for name, table in (("default", plans.STOCK_DEFAULT), ("off-at-64", plans.STOCK_OFF_AT_64)):
+            path = Path("/tmp") / f"adaptive-{name}.json"
+            write_table(path, table)
+            self.tables[name] = str(path)
+        session.save()
+
+    def running(self, server: Server) -> Running:
+        try:
+            return self.session.fleet.running[server.name]
+        except KeyError:
+            raise RuntimeError(f"{server.name} is not up") from None
+
+    async def warm_up(self) -> None:
+        for running in list(self.session.fleet.running.values()):
+            running.controls.set(survival=plans.HEALTHY)
+            await self.session.warm_up(running, self.plan.concurrencies, type(self.plan.shape)(self.plan.shape.prompt, 6))
+
+    async def under_load(self, server: Server, concurrency: int, measure: Callable[[Running], Awaitable[None]]) -> None:
+        """Runs `measure` while so many requests are decoded."""
+        session, running = self.session, self.running(server)
+        async with session.client(running, seed=concurrency) as client:
+            loop = ClosedLoop(client, concurrency, self.plan.shape)
+            loop.start()
+            try:
+                await session.ramp(running, min(concurrency, self.cap_of(server)))
+                await measure(running)
+            finally:
+                await loop.stop()
+        session.note_errors(running, client)
+
+    def cap_of(self, server: Server) -> int:
+        return 48 if server.name.endswith("cap-48") else self.plan.max_running
+
+    # ---- the table -----------------------------------------------------------------------------------------------------------
+
+    async def table(self) -> None:
+        """Every concurrency rising, then falling: what drifts over the run falls on all arms alike."""
+        self.start(PLAIN, STATIC, STOCK, OURS)
+        await self.session.stage("warm-up", 20, self.warm_up)
+        await self.session.stage("learning", 40, self.learn)
+        rising = list(self.plan.concurrencies)
+        for order, concurrencies in (("rising", rising), ("falling", rising[::-1])):
+            for concurrency in concurrencies:
+                for name, seconds, arms in (
+                    ("ours", 18, self.ours_arms), ("static-3", 6, self.static_arms), ("plain", 4, self.plain_arms),
+                    ("stock", 12, self.stock_arms),
+                ):  # fmt: skip
+                    await self.session.stage(
+                        f"{order} C={concurrency} {name}", seconds, partial(arms, concurrency, order)
+                    )
+
+    async def learn(self) -> None:
+        """Our rule starts without a profile: some traffic at each concurrency, which a server has behind it when it is looked at.
+
+        No step count is forced on it here: what it knows afterwards it found out by itself.
+        """
+        product = Product(self.running(OURS), LADDER)
+        product.measured()
+        for concurrency in self.plan.concurrencies:
+
+            async def measure(running: Running, concurrency: int = concurrency) -> None:
+                running.controls.set(survival=plans.HEALTHY)
+                await self.session.window(
+                    running, self.plan.learn_seconds, concurrency, plans.HEALTHY, arm="learning", profile="healthy",
+                    order="learning",
+                )
+
+            await self.under_load(OURS, concurrency, measure)
+        self.session.raw["stateAfterLearning"] = product.state()
+
+    async def ours_arms(self, concurrency: int, order: str) -> None:
+        """Our rule on the healthy profile, through the change to the poor one, and on the poor one; then each step count fixed.
+
+        The rule comes first: what it is told in the fixed arms can help it only when the same concurrency comes again.
+        """
+        plan, session = self.plan, self.session
+        profile, survival = profile_of(order)
+
+        async def measure(running: Running) -> None:
+            product = Product(running, LADDER)
+            running.controls.set(survival=plans.HEALTHY)
+            product.measured()
+            await asyncio.sleep(plan.adapt_seconds)
+            window = 1.5 * plan.window_seconds
+            await session.window(running, window, concurrency, plans.HEALTHY, arm="measured", profile="healthy", order=order)
+            running.controls.set(survival=plans.POOR)
+            await session.window(
+                running, plan.adapt_seconds, concurrency, plans.POOR, arm="changing", profile="poor", order=order
+            )
+            await session.window(running, window, concurrency, plans.POOR, arm="measured", profile="poor", order=order)
+            running.controls.set(survival=survival)
+            for steps in LADDER:
+                product.fixed(steps)
+                await asyncio.sleep(plan.settle_seconds)
+                await session.window(
+                    running, plan.window_seconds, concurrency, survival, arm=f"fixed-{steps}", profile=profile, order=order
+                )
+
+        await self.under_load(OURS, concurrency, measure)
+
+    async def static_arms(self, concurrency: int, order: str) -> None:
+        profile, survival = profile_of(order)
+
+        async def measure(running: Running) -> None:
+            running.controls.set(survival=survival)
+            await asyncio.sleep(self.plan.settle_seconds)
+            await self.session.window(
+                running, self.plan.window_seconds, concurrency, survival, arm="static-3", profile=profile, order=order
+            )
+
+        await self.under_load(STATIC, concurrency, measure)
+
+    async def plain_arms(self, concurrency: int, order: str) -> None:
+        async def measure(running: Running) -> None:
+            await asyncio.sleep(self.plan.settle_seconds)
+            await self.session.window(running, self.plan.window_seconds, concurrency, (), arm="plain", profile="any", order=order)
+
+        await self.under_load(PLAIN, concurrency, measure)
+
+    async def stock_arms(self, concurrency: int, order: str) -> None:
+        profile, survival = profile_of(order)
+
+        async def measure(running: Running) -> None:
+            running.controls.set(survival=survival)
+            for name, path in self.tables.items():
+                running.controls.set(adaptive_table=path)
+                await asyncio.sleep(self.plan.adapt_seconds)
+                await self.session.window(
+                    running, self.plan.window_seconds, concurrency, survival, arm=f"stock-{name}", profile=profile, order=order
+                )
+
+        await self.under_load(STOCK, concurrency, measure)
+
+    # ---- waves -----------------------------------------------------------------------------------------------------------------
+
+    async def waves(self) -> None:
+        capped = Server("static-3-cap-48", 3, variables=SIMULATED, arguments=("--max-running-requests", "48"))
+        self.start(PLAIN, STATIC, capped, OURS)
+        session = self.session
+        await session.stage("warm-up", 15, self.warm_up)
+        await session.stage("best steps", 20, self.find_best_steps)
+        for period, count in self.plan.periods:
+            for arm in ("oracle", "measured", "fixed-3", "fixed-0") if period < 20 else ("oracle", "measured"):
+                await session.stage(
+                    f"wave {period} s {arm}", period * count + 5, partial(self.wave, period, count, arm)
+                )
+        for concurrency in self.plan.originating:
+            for server in (PLAIN, STATIC, capped, OURS):
+                await session.stage(
+                    f"originating C={concurrency} {server.name}", 6, partial(self.originating, server, concurrency)
+                )
+
+    async def find_best_steps(self) -> None:
+        """The best fixed step count at each level of the wave, which is what the oracle knows."""
+        self.best: dict[int, int] = {}
+        for concurrency in self.plan.wave:
+            rates: dict[int, float] = {}
+
+            async def measure(running: Running, concurrency: int = concurrency, rates: dict[int, float] = rates) -> None:
+                running.controls.set(survival=plans.HEALTHY)
+                for steps in LADDER:
+                    Product(running, LADDER).fixed(steps)
+                    await asyncio.sleep(self.plan.settle_seconds)
+                    cell = await self.session.window(
+                        running, self.plan.window_seconds, concurrency, plans.HEALTHY, arm=f"fixed-{steps}", profile="healthy",
+                        order="wave levels",
+                    )  # fmt: skip
+                    rates[steps] = cell.get("expectedPerSecond") or 0.0
+
+            await self.under_load(OURS, concurrency, measure)
+            self.best[concurrency] = max(rates, key=lambda steps: rates[steps])
+        self.session.raw["bestSteps"] = {str(level): steps for level, steps in self.best.items()}
+
+    async def wave(self, period: float, count: int, arm: str) -> None:
+        session, running = self.session, self.running(OURS)
+        product = Product(running, LADDER)
+        low, high = self.plan.wave
+        steps = {"oracle": self.best, "fixed-3": {low: 3, high: 3}, "fixed-0": {low: 0, high: 0}}.get(arm)
+        running.controls.set(survival=plans.HEALTHY)
+        product.measured() if steps is None else product.fixed(steps[low])
+        phases = []
+        async with session.client(running, seed=int(period)) as client:
+            wave = SquareWave(client, low, high, self.plan.wave_shape)
+            wave.start()
+            await session.ramp(running, low)
+            clock = asyncio.get_running_loop()
+            at = clock.time()
+            for number in range(2 * count):
+                level = high if number % 2 == 0 else low
+                if steps is not None:
+                    await asyncio.to_thread(product.fixed, steps[level])
+                if level == high:
+                    wave.go_high()
+                else:
+                    await wave.go_low()
+                phases.append({"level": level, "from": at, "to": at + period / 2})
+                at += period / 2
+                await asyncio.sleep(max(0.0, at - clock.time()))
+            rounds = running.rounds()
+            await wave.stop()
+        result = digest.digest_phases(rounds, phases, plans.HEALTHY, LINE_BIN_SECONDS)
+        session.raw.setdefault("waves", []).append({"period": period, "arm": arm, **result})
+        tokens, seconds, switches = result["tokens"], result["seconds"], result["switches"]
+        session.say(f"wave {period:4} s {arm:9} tokens {tokens} in {seconds} s, {switches} switches")
+        session.note_errors(running, client)
+
+    # ---- the originating experiment's table ----------------------------------------------------------------------------------
+
+    async def originating(self, server: Server, concurrency: int) -> None:
+        async def measure(running: Running) -> None:
+            running.controls.set(survival=plans.HEALTHY)
+            if server is OURS:
+                Product(running, LADDER).measured()
+                await asyncio.sleep(self.plan.adapt_seconds)
+            await asyncio.sleep(self.plan.settle_seconds)
+            survival = () if server is PLAIN else plans.HEALTHY
+            await self.session.window(
+                running, 1.5 * self.plan.window_seconds, concurrency, survival, arm=server.name, profile="healthy",
+                order="originating",
+            )  # fmt: skip
+
+        await self.under_load(server, concurrency, measure)
+
+
+async def main(session: Session, plan: Plan, part: str) -> None:
+    benchmark = Benchmark(session, plan)
+    await {"table": benchmark.table, "waves": benchmark.waves}[part]()
+    if "ours" in session.fleet.running:
+        session.raw["stateAfter"] = Product(session.fleet.running["ours"], LADDER).state()
+
+
+if __name__ == "__main__":
+    options = parse_arguments("engine")
+    plan = plans.REHEARSAL if options.rehearse else Plan()
+    machine = choose_machine(options, plan.max_running, plan.kv_tokens)
+    run = Session(f"engine-{options.part}", options.out, options.deadline, machine)
+    try:
+        asyncio.run(main(run, plan, options.part))
+    except Exception as failure:
+        run.problem("engine", failure)
+        raise
+    finally:
+        run.fleet.stop_all()
+        run.save()
+        run.keep_logs()
+    sys.exit(0)

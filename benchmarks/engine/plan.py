@@ -1,0 +1,68 @@
+"""What the engine benchmark measures: arms, concurrencies, acceptance models, windows. Data alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.gpu.load import Shape
+
+CONCURRENCIES = (1, 4, 10, 32, 70, 128, 250)
+ORIGINATING = (1, 10, 70, 250)
+LADDER = (0, 1, 2, 3)
+
+HEALTHY = (0.69, 0.46, 0.32, 0.23, 0.18, 0.13, 0.10)
+"""Survival by position of EAGLE-3 on chat, as published for Llama-3.1-8B (five positions; the last two continue the fall)."""
+POOR = (0.45, 0.20, 0.09, 0.04, 0.02, 0.01, 0.005)
+"""A draft model that knows its target badly."""
+PROFILES = {"healthy": HEALTHY, "poor": POOR}
+
+STOCK_DEFAULT = {"1": (1, 3, 7), "8": (0, 1, 3), "32": (0, 1), "64": (0,)}
+"""SGLang 0.5.17's own default table of its adaptive controller."""
+STOCK_OFF_AT_64 = {"1": (3,), "64": (0,)}
+STOCK_CAPTURED = {"1": (1, 3, 7), "8": (0, 1, 3), "32": (0, 1, 3), "64": (0,)}
+"""What the stock server starts with: every runtime state that one of the two tables reaches. Which one decides is set later."""
+
+REQUEST = Shape(prompt=128, output=256)
+WAVE_REQUEST = Shape(prompt=16, output=256)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and times of one run.
+
+    shape            tokens of a request
+    concurrencies    in rising order; measured up and down
+    window_seconds   one measuring window
+    settle_seconds   after a change of arm, before its window
+    adapt_seconds    the same for rules that have to learn
+    learn_seconds    at each concurrency, before anything counts: our rule starts without a profile
+    wave             requests of the square wave's low and high phase
+    periods          seconds of one wave, with the number of waves
+    """
+
+    shape: Shape = REQUEST
+    concurrencies: tuple[int, ...] = CONCURRENCIES
+    originating: tuple[int, ...] = ORIGINATING
+    window_seconds: float = 1.3
+    settle_seconds: float = 0.25
+    adapt_seconds: float = 0.8
+    learn_seconds: float = 2.5
+    wave: tuple[int, int] = (2, 200)
+    wave_shape: Shape = WAVE_REQUEST
+    periods: tuple[tuple[float, int], ...] = ((1.0, 6), (5.0, 2), (20.0, 1))
+    start_seconds: float = 150.0
+    max_running: int = 256
+    kv_tokens: int = 88_000
+
+
+REHEARSAL = Plan(
+    shape=Shape(12, 48),
+    concurrencies=(1, 4, 10),
+    originating=(1, 10),
+    window_seconds=1.0,
+    adapt_seconds=0.5,
+    learn_seconds=1.0,
+    wave=(2, 10),
+    wave_shape=Shape(8, 64),
+    periods=((1.0, 3), (4.0, 1)),
+)

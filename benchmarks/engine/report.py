@@ -1,0 +1,225 @@
+"""Table, picture and targets of the engine benchmark, from its raw data alone:
+
+    python -m benchmarks.engine.report TABLE.json WAVES.json [--out FOLDER]
+
+Rates are the model's expectation (digest.py): tokens that the rounds which really ran would gain in the mean, over the time that
+they really took. The raw data holds the drawn rates beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.summary import Target, markdown_of, table, target, write_summary
+
+FIXED = ("plain", "fixed-1", "fixed-2", "static-3")
+"""The fixed step counts 0 to 3. plain and static-3 are stock servers, fixed-1 and fixed-2 our server told so by a policy."""
+SHOWN = (*FIXED, "measured", "stock-default", "stock-off-at-64", "fixed-0", "fixed-3")
+PROFILES = ("healthy", "poor")
+
+Cell = dict[str, Any]
+
+
+class Rates:
+    """Rates by arm, concurrency and acceptance model: the mean where an arm ran on the way up and down."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells = [cell for cell in cells if cell["order"] in ("rising", "falling") and cell.get("expectedPerSecond")]
+        self.concurrencies = sorted({cell["concurrency"] for cell in self._cells})
+
+    def cells(self, arm: str, concurrency: int, profile: str) -> list[Cell]:
+        return [
+            cell
+            for cell in self._cells
+            if cell["arm"] == arm and cell["concurrency"] == concurrency and cell["profile"] in (profile, "any")
+        ]
+
+    def rate(self, arm: str, concurrency: int, profile: str) -> float | None:
+        found = [cell["expectedPerSecond"] for cell in self.cells(arm, concurrency, profile)]
+        return statistics.fmean(found) if found else None
+
+    def best_fixed(self, concurrency: int, profile: str) -> tuple[str, float] | None:
+        rates = {arm: rate for arm in FIXED if (rate := self.rate(arm, concurrency, profile)) is not None}
+        return max(rates.items(), key=lambda item: item[1]) if rates else None
+
+    def ratio(self, concurrency: int, profile: str) -> float | None:
+        """Ours over the best fixed step count."""
+        ours, best = self.rate("measured", concurrency, profile), self.best_fixed(concurrency, profile)
+        return None if ours is None or best is None else ours / best[1]
+
+    def ratio_to_plain(self, concurrency: int, profile: str) -> float | None:
+        ours, plain = self.rate("measured", concurrency, profile), self.rate("plain", concurrency, profile)
+        return None if ours is None or plain is None else ours / plain
+
+    def ratio_through_change(self, concurrency: int) -> float | None:
+        """Ours over the best fixed step count while acceptance falls half-way: one fixed count for both halves."""
+        ours = [
+            cell
+            for cell in self._cells
+            if cell["concurrency"] == concurrency and cell["arm"] in ("measured", "changing")
+        ]
+        seconds = {name: sum(cell["seconds"] for cell in ours if cell["profile"] == name) for name in PROFILES}
+        tokens = sum(cell["expectedPerSecond"] * cell["seconds"] for cell in ours)
+        fixed = []
+        for arm in FIXED:
+            rates = [self.rate(arm, concurrency, name) for name in PROFILES]
+            if None not in rates:
+                fixed.append(sum((rate or 0.0) * seconds[name] for rate, name in zip(rates, PROFILES, strict=True)))
+        return tokens / max(fixed) if fixed and tokens else None
+
+    def switches_in_ten_seconds(self, concurrency: int | None = None) -> float | None:
+        chosen = [
+            cell for cell in self._cells if cell["arm"] == "measured" and concurrency in (None, cell["concurrency"])
+        ]
+        seconds = sum(cell["seconds"] for cell in chosen)
+        return 10 * sum(cell["switches"] for cell in chosen) / seconds if seconds else None
+
+
+def worst(values: Sequence[float | None], choose: Callable[[list[float]], float] = min) -> float | None:
+    """None where one is missing: a target over all of them is then not known to be met."""
+    known = [value for value in values if value is not None]
+    return choose(known) if known and len(known) == len(values) else None
+
+
+def targets_of(rates: Rates, waves: Sequence[dict[str, Any]]) -> list[Target]:
+    ratios = {name: [rates.ratio(concurrency, name) for concurrency in rates.concurrencies] for name in PROFILES}
+    targets = []
+    for name in PROFILES:
+        to_plain = [rates.ratio_to_plain(concurrency, name) for concurrency in rates.concurrencies]
+        mean = worst(ratios[name], statistics.fmean)
+        targets += [
+            target(f"ours ÷ best fixed steps, worst concurrency, {name} draft", worst(ratios[name]), "ratio", "≥", 0.97),
+            target(f"ours ÷ best fixed steps, mean, {name} draft", mean, "ratio", "≥", 0.985),
+            target(f"ours ÷ no speculation, worst concurrency, {name} draft", worst(to_plain), "ratio", "≥", 0.98),
+        ]
+    changing = worst([rates.ratio_through_change(concurrency) for concurrency in rates.concurrencies])
+    targets.append(target("ours ÷ best fixed steps while acceptance falls, worst concurrency", changing, "ratio", "≥", 0.97))
+    targets.append(target("switches at constant load", rates.switches_in_ten_seconds(), "in 10 s", "≤", 1))
+    for period in (1.0, 5.0, 20.0):
+        ratio = wave_ratio(waves, period, "measured")
+        targets.append(target(f"square wave of {period:g} s, ours ÷ oracle", ratio, "ratio", "≥", 0.95))
+    return targets
+
+
+def wave_ratio(waves: Sequence[dict[str, Any]], period: float, arm: str) -> float | None:
+    rates = {wave["arm"]: wave["tokens"] / wave["seconds"] for wave in waves if wave["period"] == period}
+    return rates[arm] / rates["oracle"] if rates.get("oracle") and arm in rates else None
+
+
+# ---- words and pictures ------------------------------------------------------------------------------------------------------
+
+
+def show(value: float | None, form: str = ",.0f") -> str:
+    return "–" if value is None else format(value, form)
+
+
+def markdown(
+    rates: Rates, raws: Sequence[dict[str, Any]], waves: Sequence[dict[str, Any]], targets: Sequence[Target]
+) -> str:
+    parts = ["## Targets\n", markdown_of(targets)]
+    columns = [str(concurrency) for concurrency in rates.concurrencies]
+    for name in PROFILES:
+        rows: list[list[str]] = [
+            [arm, *(show(rates.rate(arm, concurrency, name)) for concurrency in rates.concurrencies)] for arm in SHOWN
+        ]
+        best = [rates.best_fixed(concurrency, name) for concurrency in rates.concurrencies]
+        rows.append(["best fixed", *(each[0] if each else "–" for each in best)])
+        rows.append(["ours ÷ best fixed", *(show(rates.ratio(concurrency, name), ".3f") for concurrency in rates.concurrencies)])
+        parts += [f"\n## Output tokens a second, prefill included, {name} draft\n", table(["arm", *columns], rows)]
+    rows = [
+        ["ours ÷ best fixed while acceptance falls", *(show(rates.ratio_through_change(c), ".3f") for c in rates.concurrencies)],
+        ["switches in 10 s", *(show(rates.switches_in_ten_seconds(c), ".1f") for c in rates.concurrencies)],
+    ]
+    parts += ["\n## Change and calm\n", table(["", *columns], rows)]
+    if waves:
+        rows = [
+            [f"{wave['period']:g} s", wave["arm"], show(wave["tokens"] / wave["seconds"]),
+             show(wave_ratio(waves, wave["period"], wave["arm"]), ".3f"), str(wave["switches"])]
+            for wave in waves
+        ]  # fmt: skip
+        parts += ["\n## Square wave\n", table(["period", "arm", "tokens a second", "÷ oracle", "switches"], rows)]
+    originating = [cell for raw in raws for cell in raw["cells"] if cell["order"] == "originating"]
+    if originating:
+        sizes = sorted({cell["concurrency"] for cell in originating})
+        rows = []
+        for arm in dict.fromkeys(cell["arm"] for cell in originating):
+            found = {cell["concurrency"]: cell.get("expectedPerSecond") for cell in originating if cell["arm"] == arm}
+            rows.append([arm, *(show(found.get(size)) for size in sizes)])
+        parts += [
+            "\n## The originating table, with SGLang's default cap of 48 running requests and without\n",
+            table(["arm", *map(str, sizes)], rows),
+        ]
+    left_out = [each for raw in raws for each in (*raw["leftOut"], *raw["problems"])]
+    if left_out:
+        parts += ["\n## Left out, and problems\n", "".join(f"- {each.splitlines()[0]}\n" for each in left_out)]
+    return "\n".join(parts)
+
+
+def draw(rates: Rates, waves: Sequence[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(13, 9))
+    colours = {"measured": "black", "plain": "tab:gray", "stock-default": "tab:red", "stock-off-at-64": "tab:orange"}
+    for axis, name in zip(axes[0], PROFILES, strict=True):
+        for arm in (*FIXED, "stock-default", "stock-off-at-64", "measured"):
+            points = [
+                (concurrency, rate / plain)
+                for concurrency in rates.concurrencies
+                if (rate := rates.rate(arm, concurrency, name)) and (plain := rates.rate("plain", concurrency, name))
+            ]
+            ours = arm == "measured"
+            axis.plot(
+                [concurrency for concurrency, _ in points], [ratio for _, ratio in points], marker="o", markersize=3,
+                color=colours.get(arm), linewidth=2.5 if ours else 1.2, label="ours" if ours else arm,
+            )  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_xticks(rates.concurrencies, [str(concurrency) for concurrency in rates.concurrencies])
+        axis.set_title(f"{name} draft: tokens a second ÷ no speculation")
+        axis.set_xlabel("requests at a time")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    for axis, period in zip(axes[1], (5.0, 20.0), strict=True):
+        for wave in waves:
+            if wave["period"] == period and wave["arm"] in ("measured", "oracle"):
+                label = "ours" if wave["arm"] == "measured" else "oracle"
+                seconds, requests, steps = zip(*wave["line"], strict=True)
+                axis.plot(seconds, steps, label=f"steps, {label}", linewidth=1)
+                if label == "ours":
+                    running = axis.twinx()
+                    running.plot(seconds, requests, color="tab:gray", alpha=0.5)
+                    running.set_ylabel("running requests")
+        axis.set_title(f"square wave of {period:g} s")
+        axis.set_xlabel("s")
+        axis.set_ylabel("steps")
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.engine.report")
+    parser.add_argument("raw", type=Path, nargs="+", help="raw.json of the parts")
+    parser.add_argument("--out", type=Path, help="folder for the results; that of the first raw file if left out")
+    options = parser.parse_args()
+    out = options.out or options.raw[0].parent
+    raws = [json.loads(path.read_text()) for path in options.raw]
+    rates = Rates([cell for raw in raws for cell in raw["cells"]])
+    waves = [wave for raw in raws for wave in raw.get("waves", [])]
+    targets = targets_of(rates, waves)
+    write_summary(out / "summary.json", targets)
+    text = markdown(rates, raws, waves, targets)
+    (out / "results.md").write_text(text)
+    draw(rates, waves, out / "engine.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Builds `.gpu/`: all that a GPU machine without a network lacks for running SGLang 0.5.17 with our plugin from this repository.
+
+    benchmarks/gpu/make_carry [--kernels JIT.tar.xz]
+
+The machine has Python 3.12, torch 2.11 for CUDA 13.0, Triton 3.6 and nvcc. Everything else comes from the Python package index,
+pinned by hash (requirements.txt), and is packed so small that it travels with the repository in one 64 MiB transfer:
+
+    site.tar.xz     site-packages
+    attention.tar.xz   FlashAttention-3, trimmed (attention.py)
+    kernels.tar.xz  kernels compiled by an earlier run, from its output: saves the next run a minute or more. Optional.
+
+Models are two config files (models/) with random weights, so nothing else is carried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.gpu.attention import trim_attention
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+CARRY = REPOSITORY / ".gpu"
+LIMIT_BYTES = 64 * 2**20
+
+PYTHON_VERSION, PLATFORM = "3.12", "x86_64-manylinux_2_39"
+
+UNUSED = (
+    "bin", "share",
+    "sglang/multimodal_gen", "sglang/test", "sglang/eval", "sglang/benchmark",
+    "sglang/srt/server/_core*.so", "sglang/srt/grpc/_core*.so", "sglang/srt/multimodal/_core*.so",
+    "sgl_kernel/flash_ops*", "sgl_kernel/sm100", "sgl_kernel/infllm_ops*", "sgl_kernel/flashmla_ops*",
+    "flashinfer/data/cutlass/python", "flashinfer/data/cutlass/examples", "flashinfer/data/cutlass/test",
+    "flashinfer/data/cccl/python",
+)  # fmt: skip
+"""What a text server never imports, and most of the size. FlashAttention-3 travels apart, trimmed."""
+
+STAND_IN = '"""Empty stand-in: EAGLE\'s graphs import a backend that imports this. Run with SGLANG_ENABLE_JIT_DEEPGEMM=0."""\n'
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make_carry", description="build .gpu/ for a GPU machine without a network")
+    parser.add_argument("--kernels", type=Path, help="kernels.tar.xz from the output of an earlier run")
+    options = parser.parse_args(arguments)
+    missing = [tool for tool in ("xz", "tar") if shutil.which(tool) is None]
+    if missing:
+        print(f"make_carry: {', '.join(missing)} not found: install xz-utils and tar", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    CARRY.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="carry-", dir=CARRY) as scratch:
+        # 1. The packages, for the other machine's Python.
+        site = Path(scratch) / "site"
+        install_packages(site)
+        # 2. The one library that is too large as it is.
+        kept = pack_attention(site, Path(scratch) / "attention")
+        print(f"FlashAttention-3: kept {kept / 2**20:.0f} MiB of kernels", flush=True)
+        # 3. All else, without what a text server never imports.
+        remove_unused(site)
+        (site / "deep_gemm.py").write_text(STAND_IN)
+        pack(site, CARRY / "site.tar.xz")
+    # 4. Compiled kernels, if there are any.
+    if options.kernels is not None:
+        shutil.copyfile(options.kernels, CARRY / "kernels.tar.xz")
+    return report_size(time.monotonic() - began)
+
+
+def install_packages(site: Path) -> None:
+    """uv installs for another Python and platform than its own, so neither is needed here."""
+    command = [
+        sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes",
+        "--python-version", PYTHON_VERSION, "--python-platform", PLATFORM, "--target", str(site),
+        "--requirement", str(HERE / "requirements.txt"),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+
+
+def pack_attention(site: Path, scratch: Path) -> int:
+    library = site / "sgl_kernel" / "flash_ops.abi3.so"
+    trimmed = scratch / "sgl_kernel" / library.name
+    trimmed.parent.mkdir(parents=True)
+    kept = trim_attention(library, trimmed)
+    pack(scratch, CARRY / "attention.tar.xz")
+    return kept
+
+
+def remove_unused(site: Path) -> None:
+    for pattern in UNUSED:
+        for path in site.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def pack(directory: Path, archive: Path) -> None:
+    with archive.open("wb") as out:
+        tar = subprocess.Popen(["tar", "--sparse", "--sort=name", "-C", str(directory), "-c", "."], stdout=subprocess.PIPE)
+        subprocess.run(["xz", "-6", "-T0"], stdin=tar.stdout, stdout=out, check=True)
+        if tar.wait() != 0:
+            raise RuntimeError(f"tar could not pack {directory}")
+
+
+def report_size(seconds: float) -> int:
+    """Says what travels, and fails where it is more than one transfer takes."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=REPOSITORY, capture_output=True, check=True, text=True,
+    ).stdout  # fmt: skip
+    sources = sum(path.stat().st_size for name in listed.split("\0") if name and (path := REPOSITORY / name).is_file())
+    carried = {path.name: path.stat().st_size for path in sorted(CARRY.iterdir()) if path.is_file()}
+    for name, size in {**carried, "the repository": sources}.items():
+        print(f"{size / 2**20:8.1f} MiB  {name}")
+    total = sources + sum(carried.values())
+    print(f"{total / 2**20:8.1f} MiB  in all, of {LIMIT_BYTES / 2**20:.0f}; built in {seconds:.0f} s")
+    return int(total > LIMIT_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Our plugin's control API, as far as the benchmarks turn it: one arm after another in the same server, without a restart.
+
+Every step count is forced by a policy, the way a user could, not by a back door: strategy Table with one row. The bounds are
+set so wide that they never decide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.gpu.servers import Running
+
+LADDER = (0, 1, 2, 3)
+PATH = "/specserver/v1"
+UNBOUNDED = 1_000_000_000
+
+
+class Product:
+    def __init__(self, running: Running, ladder: tuple[int, ...] = LADDER) -> None:
+        self._running, self._ladder = running, ladder
+
+    def state(self) -> dict[str, Any]:
+        """The first rank's state."""
+        rank: dict[str, Any] = self._running.call("GET", f"{PATH}/state")["ranks"][0]
+        return rank
+
+    def measured(self, **changes: object) -> None:
+        """Our rule decides."""
+        self._put(mode="Auto", strategy="Measured", **changes)
+
+    def fixed(self, steps: int) -> None:
+        """Always so many steps; 0 is plain decode with the draft model kept ready."""
+        self._put(mode="Auto", strategy="Table", table=[{"running": 0, "steps": steps}])
+
+    def never(self) -> None:
+        """Plain decode for good: no work for the draft model."""
+        self._put(mode="Never", strategy="Threshold")
+
+    def _put(self, **fields: object) -> None:
+        self._running.policy_revision += 1
+        document = {
+            "revision": self._running.policy_revision, "steps": list(self._ladder), "disableAbove": UNBOUNDED, "enableBelow": UNBOUNDED - 1,
+            "minDwellSeconds": 0.25, **fields,
+        }  # fmt: skip
+        self._running.call("PUT", f"{PATH}/policy", document)

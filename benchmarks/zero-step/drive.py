@@ -1,0 +1,372 @@
+"""The zero-step benchmark on one GPU: is plain decode inside a speculating server as fast as a server without speculation?
+
+    bash benchmarks/zero-step/run.sh OUT DEADLINE
+
+For FlashAttention-3, Triton and FlashInfer: a plain server and ours side by side. At each concurrency all requests start and
+end together (one decode cycle), so that every interval between two launches counts, and each arm runs forward, then in reverse
+order: plain, ours for good ("never": no work for the draft), ours with the draft kept ready ("ready").
+SGLang's own zero step is measured beside them at a few concurrencies.
+
+Then: what the draft model proposes after zero phases, against a run that always speculated. Its KV pool is overwritten with
+noise before each run, so that only what the zero rounds themselves wrote can make a proposal right. Weights are random and so
+say nothing about acceptance; `--trained DIR` adds a trained pair, for which accepted drafts are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import digest
+from benchmarks.gpu.load import Client, ClosedLoop, Shape
+from benchmarks.gpu.product import Product
+from benchmarks.gpu.rounds import Kind
+from benchmarks.gpu.servers import Machine, Running, Server
+from benchmarks.gpu.session import Session, choose_machine, line_of, parse_arguments
+
+LADDER = (0, 3)
+FLASHINFER = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2**30)}
+PINNED_AT_ZERO = {"1": (0,), "100000": (3,)}
+"""A table of SGLang's adaptive controller that never leaves 0; 3 has to be in it, because the server starts with 3."""
+
+REQUEST = Shape(prompt=128, output=256)
+
+
+@dataclass(frozen=True)
+class Plan:
+    shape: Shape = REQUEST
+    concurrencies: tuple[int, ...] = (1, 10, 32, 70, 128, 250)
+    stock_concurrencies: tuple[int, ...] = (1, 32, 128)
+    backends: tuple[str, ...] = ("fa3", "flashinfer", "triton")
+    prompts: int = 6
+    draft_prompt: int = 100
+    draft_output: int = 96
+    second_output: int = 32
+    toggle_seconds: float = 0.06
+    zero_phase_seconds: float = 30.0
+    start_seconds: float = 170.0
+    kv_tokens: int = 98_500
+    stock_kv_tokens: int = 52_000
+
+
+REHEARSAL = Plan(
+    shape=Shape(8, 24), concurrencies=(1, 4), stock_concurrencies=(1, 4), backends=("cpu",), prompts=3, draft_prompt=20,
+    draft_output=40, second_output=16, toggle_seconds=0.1, zero_phase_seconds=3.0, stock_kv_tokens=16384,
+)  # fmt: skip
+
+
+def backend_of(name: str, machine: Machine) -> dict[str, Any]:
+    if machine.name == "cpu":
+        return {}
+    return {"arguments": ("--attention-backend", name), "variables": FLASHINFER if name == "flashinfer" else {}}
+
+
+class Benchmark:
+    def __init__(self, session: Session, plan: Plan, trained: Path | None) -> None:
+        self.session, self.plan, self.trained = session, plan, trained
+        session.raw.update(
+            plan={"prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies},
+            proposals=[], acceptance=[], reports={},
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        # 1. Two backends at once: as many servers as the GPU's memory holds.
+        first, second = self.plan.backends[:2], self.plan.backends[2:]
+        await self.measure_backends(first, [])
+        # 2. The others, with SGLang's own zero step and the trained pair beside them.
+        stock = [self.stock_server(name) for name in self.plan.backends if name != "triton"]
+        if second or stock:
+            await self.measure_backends(second, stock)
+
+    def plain_server(self, backend: str) -> Server:
+        return Server(f"plain-{backend}", **backend_of(backend, self.session.machine))
+
+    def our_server(self, backend: str) -> Server:
+        return Server(f"ours-{backend}", 3, product=True, **backend_of(backend, self.session.machine))
+
+    def stock_server(self, backend: str) -> Server:
+        options = backend_of(backend, self.session.machine)
+        options["arguments"] = (*options.get("arguments", ()), "--max-total-tokens", str(self.plan.stock_kv_tokens))
+        return Server(f"stock-{backend}", 3, PINNED_AT_ZERO, **options)
+
+    def trained_servers(self) -> list[Server]:
+        """The trained pair is small and has another head size than the trimmed FlashAttention-3."""
+        if self.trained is None:
+            return []
+        options = backend_of("triton", self.session.machine)
+        options["arguments"] = (*options.get("arguments", ()), "--load-format", "auto", "--max-total-tokens", "16384")
+        return [Server("trained", 3, product=True, target=self.trained / "target", draft=self.trained / "eagle3", **options)]
+
+    async def measure_backends(self, backends: Sequence[str], stock: Sequence[Server]) -> None:
+        session, plan = self.session, self.plan
+        session.fleet.stop_all()
+        servers = [server for name in backends for server in (self.plain_server(name), self.our_server(name))]
+        trained = self.trained_servers() if stock or len(plan.backends) < 3 else []
+        if session.left() < 90 and session.machine.name == "gpu":
+            session.leave_out(f"servers {', '.join(server.name for server in (*servers, *stock))}")
+            return
+        session.fleet.start([*servers, *stock, *trained], min(session.end - 20, time.monotonic() + plan.start_seconds))
+        session.save()
+        await session.stage("warm-up", 15, self.warm_up)
+        for backend in backends:
+            self.note_report(f"ours-{backend}", "atStart")
+        for concurrency in plan.concurrencies:
+            for backend in backends:
+                await session.stage(f"{backend} C={concurrency}", 25, partial(self.compare, backend, concurrency))
+        for server in stock:
+            for concurrency in plan.stock_concurrencies:
+                await session.stage(f"{server.name} C={concurrency}", 8, partial(self.stock_zero, server, concurrency))
+        for backend in backends:
+            await session.stage(f"proposals {backend}", 15, partial(self.compare_proposals, f"ours-{backend}"))
+            self.note_report(f"ours-{backend}", "atEnd")
+        for server in trained:
+            await session.stage("acceptance", plan.zero_phase_seconds + 15, partial(self.compare_acceptance, server.name))
+            self.note_report(server.name, "atEnd")
+
+    def running(self, name: str) -> Running:
+        try:
+            return self.session.fleet.running[name]
+        except KeyError:
+            raise RuntimeError(f"{name} is not up") from None
+
+    def note_report(self, name: str, when: str) -> None:
+        """What the plugin says of itself: graph memory, start-up seconds, rounds that it did not cover."""
+        try:
+            self.session.raw["reports"].setdefault(name, {})[when] = Product(self.running(name), LADDER).state()
+        except Exception as error:  # noqa: BLE001 — the measurements do not need it
+            self.session.problem(f"report of {name}", error)
+
+    async def warm_up(self) -> None:
+        for running in list(self.session.fleet.running.values()):
+            if running.server.product:
+                Product(running, LADDER).fixed(0)
+            if running.name != "trained":
+                biggest = self.plan.stock_concurrencies[-1] if running.name.startswith("stock") else self.plan.concurrencies[-1]
+                sizes = [c for c in self.plan.concurrencies if c <= biggest]
+                await self.session.warm_up(running, sizes, Shape(self.plan.shape.prompt, 4))
+
+    # ---- speed -----------------------------------------------------------------------------------------------------------------
+
+    async def compare(self, backend: str, concurrency: int) -> None:
+        product = Product(self.running(f"ours-{backend}"), LADDER)
+        arms: list[tuple[str, str, Callable[[], None] | None]] = [
+            ("plain", f"plain-{backend}", None),
+            ("never", f"ours-{backend}", product.never),
+            ("ready", f"ours-{backend}", lambda: product.fixed(0)),
+        ]
+        for order, chosen in (("forward", arms), ("reverse", arms[::-1])):
+            for arm, server, put in chosen:
+                if put is not None:
+                    put()
+                await self.cycle(self.running(server), concurrency, arm=arm, backend=backend, order=order)
+
+    async def stock_zero(self, server: Server, concurrency: int) -> None:
+        backend = server.name.removeprefix("stock-")
+        await self.cycle(self.running(server.name), concurrency, arm="stock", backend=backend, order="forward")
+
+    async def cycle(self, running: Running, concurrency: int, **labels: Any) -> None:
+        """All requests in one call, from the first prefill to the last token."""
+        session, shape = self.session, self.plan.shape
+        async with session.client(running, seed=concurrency + len(session.raw["cells"])) as client:
+            prompts = [client.prompt(shape.prompt) for _ in range(concurrency)]
+            began = time.monotonic()
+            await client.generate(prompts, shape.output)
+        await asyncio.sleep(0.05)
+        records = running.rounds()
+        records = records[records["time"] >= began]
+        if not len(records):
+            raise RuntimeError(f"{running.name}: no rounds were recorded")
+        decoded = records[records["kind"] == Kind.DECODE_RESULT]
+        seconds = float(decoded["time"].max() - records["time"].min())
+        cell = {
+            "server": running.name, "concurrency": concurrency, **labels, "seconds": round(seconds, 4),
+            "requests": round(float(decoded["batch"].mean()), 2),
+            "tokensPerSecond": round(concurrency * shape.output / seconds, 2),
+            "rounds": {str(int(k)): int((decoded["steps"] == k).sum()) for k in sorted(set(decoded["steps"].tolist()))},
+            "intervalMs": digest.digest_intervals(records, concurrency),
+        }  # fmt: skip
+        session.raw["cells"].append(cell)
+        session.say(line_of(cell))
+
+    # ---- drafts ----------------------------------------------------------------------------------------------------------------
+
+    async def compare_proposals(self, name: str) -> None:
+        """Proposals at the same place of the same request: after zero phases, against always speculating.
+
+        always   the reference, and once more: what the machine itself does not repeat
+        ready    zero phases with the draft kept ready
+        never    zero phases without: the control, which must differ
+        """
+        reference: dict[str, Any] | None = None
+        for arm in ("always", "always again", "ready", "never"):
+            found = await self.propose(name, arm)
+            if reference is None:
+                reference = found
+                continue
+            result = {"server": name, "arm": arm, **compare_notes(reference, found)}
+            self.session.raw["proposals"].append(result)
+            self.session.say(f"proposals {json.dumps(result)}")
+            self.session.save()
+
+    async def propose(self, name: str, arm: str) -> dict[str, Any]:
+        """Two turns of each conversation: the second continues the first one's cached text and always speculates."""
+        plan, running = self.plan, self.running(name)
+        product = Product(running, LADDER)
+        rng = random.Random(11)
+        low, high = self.session.machine.vocabulary
+        prompts = [[rng.randrange(low, high) for _ in range(plan.draft_prompt)] for _ in range(plan.prompts)]
+        tails = [[rng.randrange(low, high) for _ in range(6)] for _ in range(plan.prompts)]
+        product.fixed(3)
+        async with self.session.client(running) as client:
+            # 1. Noise over the draft's KV pool, and nothing in the prefix cache.
+            running.controls.set(scribbles=running.controls.controls.scribbles + 1)
+            await client.generate([low, low + 1, low + 2], 4)
+            running.call("POST", "/flush_cache")
+            running.controls.set(note_drafts=True)
+            mark = f"{arm.replace(' ', '-')}-{time.monotonic_ns()}"
+            # 2. First turns, with zero phases unless this arm always speculates.
+            toggling = None
+            if not arm.startswith("always"):
+                put_zero = product.never if arm == "never" else lambda: product.fixed(0)
+                toggling = asyncio.create_task(self.toggle(put_zero, lambda: product.fixed(3)))
+            outputs = []
+            for number, prompt in enumerate(prompts):
+                answer = await client.generate(prompt, plan.draft_output, rid=f"{mark}-first-{number}")
+                outputs.append(answer["output_ids"])
+            if toggling:
+                toggling.cancel()
+            product.fixed(3)
+            await asyncio.sleep(0.1)
+            # 3. Second turns.
+            for number, (prompt, output, tail) in enumerate(zip(prompts, outputs, tails, strict=True)):
+                await client.generate([*prompt, *output, *tail], plan.second_output, rid=f"{mark}-second-{number}")
+            running.controls.set(note_drafts=False)
+        notes = read_notes(running, mark)
+        return {"outputs": outputs, **notes}
+
+    async def toggle(self, put_zero: Callable[[], None], put_steps: Callable[[], None]) -> None:
+        while True:
+            for put in (put_zero, put_steps):
+                await asyncio.to_thread(put)
+                await asyncio.sleep(self.plan.toggle_seconds)
+
+    async def compare_acceptance(self, name: str) -> None:
+        """The trained pair: drafts accepted in the first four rounds after a long zero phase, against always speculating."""
+        assert self.trained is not None
+        running = self.running(name)
+        product = Product(running, LADDER)
+        prompts = json.loads((self.trained / "prompts.json").read_text())
+        for arm in ("always", "ready", "never"):
+            running.controls.set(scribbles=running.controls.controls.scribbles + 1, note_drafts=False)
+            product.fixed(3)
+            async with self.session.client(running) as client:
+                await client.generate(prompts[0], 4)
+                running.call("POST", "/flush_cache")
+                phase = self.plan.zero_phase_seconds if arm == "ready" else 4.0
+                if arm == "ready":
+                    product.fixed(0)
+                elif arm == "never":
+                    product.never()
+                loop = TextLoop(client, prompts, 8)
+                loop.start()
+                await asyncio.sleep(phase)
+                running.controls.set(note_drafts=True)
+                product.fixed(3)
+                switched = time.monotonic()
+                await asyncio.sleep(1.5)
+                running.controls.set(note_drafts=False)
+                await loop.stop()
+            result = {"server": name, "arm": arm, "phaseSeconds": phase, **accepted_after(running, switched)}
+            self.session.raw["acceptance"].append(result)
+            self.session.say(f"acceptance {json.dumps(result)}")
+
+
+class TextLoop(ClosedLoop):
+    """A closed loop over given prompts: a trained draft knows text, not random numbers."""
+
+    def __init__(self, client: Client, prompts: Sequence[Sequence[int]], concurrency: int) -> None:
+        super().__init__(client, concurrency, Shape(0, 400))
+        self._texts = prompts
+        self._next = 0
+        client.prompt = self._take  # type: ignore[method-assign]
+
+    def _take(self, tokens: int) -> list[int]:
+        self._next += 1
+        return list(self._texts[self._next % len(self._texts)])
+
+
+# ---- notes of the probe --------------------------------------------------------------------------------------------------------
+
+
+def read_notes(running: Running, mark: str) -> dict[str, Any]:
+    """Proposals by turn, request and length."""
+    drafted: dict[tuple[str, str, int], list[int]] = {}
+    for line in (running.directory / "notes.jsonl").read_text().splitlines():
+        note = json.loads(line)
+        if "drafted" in note and note["request"].startswith(mark):
+            turn, number = note["request"].rsplit("-", 2)[-2:]
+            drafted[turn, number, note["length"]] = note["drafted"]
+    return {"drafted": drafted}
+
+
+def compare_notes(reference: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Of the rounds that both runs drafted at with the same last token: in how many were all proposals the same?
+
+    `after` are those that follow a gap in this run, that is the first round after zero rounds; `first` and `second` are turns.
+    """
+    same = sum(a == b for a, b in zip(reference["outputs"], found["outputs"], strict=True))
+    result: dict[str, Any] = {"outputsEqual": f"{same}/{len(found['outputs'])}"}
+    ours, theirs = found["drafted"], reference["drafted"]
+    for turn in ("first", "second"):
+        places = [key for key in ours if key[0] == turn and key in theirs and theirs[key][0] == ours[key][0]]
+        lengths: dict[str, list[int]] = {}
+        for key in ours:
+            if key[0] == turn:
+                lengths.setdefault(key[1], []).append(key[2])
+        after = [key for key in places if is_after_gap(key[2], lengths[key[1]], len(ours[key]))]
+        result[turn] = {
+            "rounds": len(places), "allEqual": sum(ours[key] == theirs[key] for key in places),
+            "firstEqual": sum(ours[key][:2] == theirs[key][:2] for key in places),
+            "after": len(after), "afterAllEqual": sum(ours[key] == theirs[key] for key in after),
+        }  # fmt: skip
+    return result
+
+
+def is_after_gap(length: int, lengths: Sequence[int], width: int) -> bool:
+    """Whether no round of this request drafted within the tokens that one round can add before this place."""
+    return not any(length - width <= other < length for other in lengths)
+
+
+def accepted_after(running: Running, switched: float) -> dict[str, Any]:
+    """Drafts accepted in each request's first four speculating rounds after the switch."""
+    rounds: dict[str, list[int]] = {}
+    for line in (running.directory / "notes.jsonl").read_text().splitlines():
+        note = json.loads(line)
+        if "gained" in note and note["time"] >= switched and note["steps"] > 0 and note["gained"] > 0:
+            rounds.setdefault(note["request"], []).append(note["gained"] - 1)
+    first = [count for counts in rounds.values() for count in counts[:4]]
+    return {"requests": len(rounds), "rounds": len(first), "acceptedDrafts": round(sum(first) / len(first), 4) if first else None}
+
+
+if __name__ == "__main__":
+    options = parse_arguments("zero-step")
+    plan = REHEARSAL if options.rehearse else Plan()
+    run = Session("zero-step", options.out, options.deadline, choose_machine(options, 256, plan.kv_tokens))
+    try:
+        asyncio.run(Benchmark(run, plan, options.trained).run())
+    except Exception as failure:
+        run.problem("zero-step", failure)
+        raise
+    finally:
+        run.fleet.stop_all()
+        run.save()
+        run.keep_logs()
+    sys.exit(0)
