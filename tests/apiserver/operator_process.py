@@ -57,6 +57,7 @@ class OperatorProcess:
             "KUBECONFIG": str(kubeconfig),
             "PYTHONPATH": str(REPOSITORY / "operator"),
             "SPECSERVER_PORT": str(self.port),
+            "SPECSERVER_IDENTITY": f"operator-{self.port}",
             "SPECSERVER_LOG_FORMAT": "text",
             "SPECSERVER_NAMESPACES": ",".join(namespaces),
             **(environment or {}),
@@ -78,7 +79,7 @@ class OperatorProcess:
     async def start(self) -> None:
         """Launches it and waits until it watches."""
         await self.launch()
-        await eventually(self._is_ready, lambda: f"the operator is not ready:\n{log_tail(self.log)}")
+        await eventually(self.is_ready, lambda: f"the operator is not ready:\n{log_tail(self.log)}")
 
     async def kill(self) -> None:
         """As the kernel does when memory runs out."""
@@ -109,10 +110,11 @@ class OperatorProcess:
             return await response.text()
 
     async def count_writes(self) -> int:
-        """Requests so far that could have changed something, whether or not they did."""
+        """Requests so far that could have changed something, whether or not they did; but for the operator's own Lease."""
         page = await self.page("/metrics")
-        found = re.findall(r'^specserver_operator_api_requests_total\{[^}]*verb="(\w+)"\} ([0-9.e+]+)$', page, re.MULTILINE)
-        return sum(round(float(count)) for verb, count in found if verb in WRITES)
+        series = r'^specserver_operator_api_requests_total\{kind="(\w+)",.*verb="(\w+)"\} ([0-9.e+]+)$'
+        found = re.findall(series, page, re.MULTILINE)
+        return sum(round(float(count)) for kind, verb, count in found if verb in WRITES and kind != "Lease")
 
     def faults(self) -> list[str]:
         """Lines of the log that no test may cause: what nobody foresaw, and what the chart's rights lack.
@@ -123,11 +125,16 @@ class OperatorProcess:
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if pattern.search(line) and "because it is being terminated" not in line]
 
-    async def _is_ready(self) -> bool:
+    async def serves_pages(self) -> bool:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            return await self.page("/healthz") != ""
+        return False
+
+    async def is_ready(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
             raise AssertionError(f"the operator ended with code {self._process.returncode}:\n{log_tail(self.log, 40)}")
-        with contextlib.suppress(aiohttp.ClientError):
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             return await self.page("/readyz") == "ok"
         return False
 

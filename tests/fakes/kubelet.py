@@ -30,6 +30,8 @@ from tests.fakes.engine import FakeEngine
 
 ENGINE = "engine"
 _HEARTBEAT_SECONDS = 10.0
+_AWAY = (aiohttp.ClientError, TimeoutError, ApiError)
+"""What a request meets while the API server is busy or away."""
 _SECRET_POLL_SECONDS = 0.2
 
 
@@ -132,14 +134,10 @@ class FakeKubelet:
         amounts = {
             "cpu": "1000", "memory": "100Ti", "ephemeral-storage": "100Ti", "pods": "1000", "nvidia.com/gpu": str(self.gpus)
         }  # fmt: skip
-        ready = {
-            "type": "Ready", "status": "True", "reason": "KubeletReady",
-            "lastHeartbeatTime": _now(), "lastTransitionTime": _now(),
-        }  # fmt: skip
         labels = {"kubernetes.io/hostname": self.node, "kubernetes.io/os": "linux"}
         await self.api.create({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node, "labels": labels},
-            "status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]},
+            "status": {"capacity": amounts, "allocatable": amounts, "conditions": [_node_ready()]},
         })  # fmt: skip
         await self.api.create({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -148,16 +146,18 @@ class FakeKubelet:
         })  # fmt: skip
 
     async def _beat(self) -> None:
-        """Without it the controller-manager calls the node lost after 40 s."""
+        """Without it the controller-manager calls the node lost after 40 s; the node's own word takes that back."""
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
             lease = {"spec": {"renewTime": _now_micro()}}
-            with contextlib.suppress(aiohttp.ClientError, ApiError):  # the next beat is in time, too
+            status = {"status": {"conditions": [_node_ready()]}}
+            with contextlib.suppress(*_AWAY):  # the next beat is in time, too
                 await self.api.patch("Lease", "kube-node-lease", self.node, lease, manager="kubelet")
+                await self.api.patch("Node", "", self.node, status, how=STRATEGIC, manager="kubelet", subresource="status")
 
     async def _watch(self) -> None:
         while True:
-            with contextlib.suppress(aiohttp.ClientError, ApiError):  # the API server may be restarted under test
+            with contextlib.suppress(*_AWAY):  # the API server may be restarted under test
                 async for kind, pod in self.api.watch_pods(f"spec.nodeName={self.node}"):
                     self._on_event(kind, pod)
             await asyncio.sleep(0.1)
@@ -307,6 +307,13 @@ class FakeKubelet:
     async def set_phase(self, namespace: str, pod: str, status: Body) -> None:
         """The pod's end as a whole: evicted, refused by the device plug-in, …"""
         await self.api.patch("Pod", namespace, pod, {"status": status}, how=MERGE, manager="kubelet", subresource="status")
+
+
+def _node_ready() -> Body:
+    return {
+        "type": "Ready", "status": "True", "reason": "KubeletReady",
+        "lastHeartbeatTime": _now(), "lastTransitionTime": _now(),
+    }  # fmt: skip
 
 
 def _now() -> str:
