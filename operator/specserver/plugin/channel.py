@@ -16,22 +16,36 @@ from http import HTTPStatus
 from typing import Any
 
 from specserver.plugin import support, versions
+from specserver.plugin.force import ForceInvalid, parse_force
 from specserver.plugin.state import Order, Rank
 from specserver.policy.document import PolicyInvalid, parse_policy
 
 PREFIX = "specserver."
 STATE = f"{PREFIX}state"
 POLICY = f"{PREFIX}policy"
+FORCE = f"{PREFIX}force"
+UNFORCE = f"{PREFIX}unforce"
+PROFILE = f"{PREFIX}profile"
 ORDER = f"{PREFIX}order"
 
 Answer = dict[str, Any]
-"""One rank's answer. Of STATE: `Rank.report()`. Of POLICY: `rank` and `revision`, or `rank`, `status` and the refusal's body."""
+"""One rank's answer. Of STATE: `Rank.report()`. Of the others: `rank` and what was asked for, or `rank`, `status` and the
+refusal's body."""
 
 
 def answer(rank: Rank, method: str, body: Mapping[str, Any]) -> Answer:
     """What a rank says to a message. Never raises: the other ranks wait for this one's answer."""
     try:
-        return take_policy(rank, body) if method == POLICY else rank.report()
+        if method == POLICY:
+            return take_policy(rank, body)
+        if method == FORCE:
+            return take_force(rank, body)
+        if method == UNFORCE:
+            rank.clear_force()
+            return {"rank": rank.name}
+        if method == PROFILE:
+            return {"rank": rank.name, "profile": rank.export_profile()}
+        return rank.report()
     except Exception as error:  # noqa: BLE001 — one rank that raises instead of answering would hang them all
         rank.note_error(method.removeprefix(PREFIX), error)
         return _refusal(rank, HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}", "")
@@ -54,6 +68,23 @@ def take_policy(rank: Rank, document: Mapping[str, Any]) -> Answer:
         return {**_refusal(rank, HTTPStatus.CONFLICT, message, "revision"), "current": current}
     rank.set_policy(policy)
     return {"rank": rank.name, "revision": policy.revision}
+
+
+def take_force(rank: Rank, document: Mapping[str, Any]) -> Answer:
+    """Forces a step count on this rank, or says why not. Depends on nothing in which ranks differ."""
+    if not rank.armed:
+        return _refusal(rank, HTTPStatus.SERVICE_UNAVAILABLE, f"not armed: {rank.reason}", "armed")
+    try:
+        force = parse_force(document)
+    except ForceInvalid as error:
+        return _refusal(rank, HTTPStatus.UNPROCESSABLE_ENTITY, error.message, error.field)
+    problem = rank.find_steps_problem([force.steps])
+    if problem is not None:
+        return _refusal(rank, HTTPStatus.UNPROCESSABLE_ENTITY, problem[1], problem[0])
+    if rank.policy is None:
+        return _refusal(rank, HTTPStatus.CONFLICT, "no policy is in force to return to: put one first", "policy")
+    rank.force(force.steps, force.ttl_seconds)
+    return {"rank": rank.name, **force.to_document()}
 
 
 def _refusal(rank: Rank, status: HTTPStatus, message: str, field: str) -> Answer:

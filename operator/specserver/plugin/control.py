@@ -1,4 +1,5 @@
-"""The HTTP routes: `GET|PUT /specserver/v1/policy`, `GET /specserver/v1/state`, on the engine's own port.
+"""The HTTP routes, on the engine's own port: under `/specserver/v1`, `GET|PUT policy`, `POST|DELETE force`, `GET state` and
+`GET profile`.
 
 They sit in front of SGLang's application, not among its routes. SGLang checks a route against its admin key or against
 its ordinary key depending on which of the two are set, so the same call would need one key here and another there, and
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 from specserver import __version__
 from specserver.plugin import channel, support
+from specserver.plugin.force import ForceInvalid, parse_force
 from specserver.policy.document import PolicyInvalid, parse_policy
 
 logger = logging.getLogger(__name__)
@@ -103,21 +105,27 @@ async def reply_policy(ranks: Ranks) -> Reply:
     return HTTPStatus.OK, {"revision": oldest["revision"], "policy": oldest["policy"]}
 
 
+async def reply_profile(ranks: Ranks) -> Reply:
+    """The deciding rank's measured step costs. With several data-parallel schedulers, the first one's."""
+    answers = await ranks.ask(channel.PROFILE, {})
+    _raise_for_failed(answers)
+    profile = next((answer["profile"] for answer in answers if answer["profile"] and answer["profile"]["stepSeconds"]), None)
+    if profile is None:
+        return HTTPStatus.NOT_FOUND, {"error": "no step cost has been measured yet: a policy must be in force, under traffic"}
+    return HTTPStatus.OK, profile
+
+
 async def put_policy(ranks: Ranks, body: bytes) -> Reply:
     # 1. What can be seen without the ranks.
     try:
         policy = parse_policy(json.loads(body))
-    except PolicyInvalid as error:
-        return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": error.message, "field": error.field}
     except ValueError as error:
-        return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": f"not JSON: {error}", "field": ""}
+        return _reply_invalid(error)
     # 2. Every rank takes it or says why not.
     answers = await ranks.ask(channel.POLICY, policy.to_document())
-    refusals = [one for one in answers if "status" in one]
-    if refusals:
-        refusal = dict(refusals[0])
-        refusal.pop("rank")
-        return HTTPStatus(refusal.pop("status")), refusal
+    refusal = _find_refusal(answers)
+    if refusal is not None:
+        return refusal
     # 3. Read back what is in force now.
     reports = await ranks.ask(channel.STATE, {})
     _raise_for_failed(reports)
@@ -126,6 +134,36 @@ async def put_policy(ranks: Ranks, body: bytes) -> Reply:
     if behind:
         raise Unanswered(f"not in force on {', '.join(behind)} after it was accepted")
     return HTTPStatus.OK, {"revision": policy.revision, "ranks": applied}
+
+
+async def post_force(ranks: Ranks, body: bytes) -> Reply:
+    try:
+        force = parse_force(json.loads(body))
+    except ValueError as error:
+        return _reply_invalid(error)
+    answers = await ranks.ask(channel.FORCE, force.to_document())
+    return _find_refusal(answers) or (HTTPStatus.OK, {**force.to_document(), "ranks": [{"rank": a["rank"]} for a in answers]})
+
+
+async def delete_force(ranks: Ranks) -> Reply:
+    answers = await ranks.ask(channel.UNFORCE, {})
+    return _find_refusal(answers) or (HTTPStatus.OK, {"ranks": answers})
+
+
+def _reply_invalid(error: ValueError) -> Reply:
+    if isinstance(error, PolicyInvalid | ForceInvalid):
+        return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": error.message, "field": error.field}
+    return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": f"not JSON: {error}", "field": ""}
+
+
+def _find_refusal(answers: list[channel.Answer]) -> Reply | None:
+    """What the first rank that refuses says, or None."""
+    for answer in answers:
+        if "status" in answer:
+            refusal = dict(answer)
+            refusal.pop("rank")
+            return HTTPStatus(refusal.pop("status")), refusal
+    return None
 
 
 def _raise_for_failed(reports: list[channel.Answer]) -> None:
@@ -180,10 +218,17 @@ async def _reply(ranks: Ranks, method: str, path: str, receive: Receive) -> Repl
                 return await reply_policy(ranks)
             case "PUT", "/policy":
                 return await put_policy(ranks, await _read_body(receive))
-            case _, "/state" | "/policy":
+            case "POST", "/force":
+                return await post_force(ranks, await _read_body(receive))
+            case "DELETE", "/force":
+                return await delete_force(ranks)
+            case "GET", "/profile":
+                return await reply_profile(ranks)
+            case _, "/state" | "/policy" | "/force" | "/profile":
                 return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"{method} is not known here"}
             case _:
-                return HTTPStatus.NOT_FOUND, {"error": f"no such path; known are {PATH}/policy and {PATH}/state"}
+                known = ", ".join(f"{PATH}/{name}" for name in ("policy", "state", "force", "profile"))
+                return HTTPStatus.NOT_FOUND, {"error": f"no such path; known are {known}"}
     except Unanswered as error:
         return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
     except Exception as error:

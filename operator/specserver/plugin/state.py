@@ -13,6 +13,7 @@ and the others hold still.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,10 @@ logger = logging.getLogger(__name__)
 MAX_ERRORS_A_HOOK = 5
 MAX_REMEMBERED_SWITCHES = 20_000
 MAX_REMEMBERED_DECISIONS = 100
+JOURNAL_KEYS = ("ahead", "rungs", "survival", "realisedGoodput", "plain", "probe")
+"""Of `Decider.explain()`, what a decision is kept with: a hundred whole ones would be a long answer for whoever polls it."""
 HOUR_SECONDS = 3600.0
+GOODPUT_SECONDS = 1.0
 
 Order = dict[str, Any]
 """What the deciding rank tells all: `steps`, `decidedSteps`, `reason`; or `disarm` with the cause. JSON values alone."""
@@ -98,6 +102,7 @@ class Rank:
         self._timer = RoundTimer()
         self._new_retractions = 0
         self._forced: tuple[int, float] | None = None
+        self._goodput_shown_at = -math.inf
         self._shown_load: tuple[int, int] | None = None
         self._shown_steps: int | None = None
         self._said: Order | None = None
@@ -136,6 +141,11 @@ class Rank:
         if steps != self._shown_steps:  # also where SGLang's own logic changes them
             self._shown_steps = steps
             self._metrics.set_steps(steps)
+        if self._decider is not None and not 0 <= (now := self._monotonic()) - self._goodput_shown_at < GOODPUT_SECONDS:
+            self._goodput_shown_at = now
+            why = self._decider.explain()
+            predicted = next((rung["goodput"] for rung in why["rungs"] if rung["steps"] == steps), None)
+            self._metrics.set_goodput(predicted, why["realisedGoodput"])
 
     def next_order(self) -> Order | None:
         """What all ranks shall do from this turn on, where it differs from what they do. None on ranks that do not decide."""
@@ -162,8 +172,16 @@ class Rank:
 
     def _note_decision(self, order: Order, load: Observation) -> None:
         assert self._decider is not None
-        entry = {"at": self._wall(), "from": self._engine.steps(), **order, "inputs": asdict(load)}
-        self._journal.append(entry | {"why": self._decider.explain()})
+        why = self._decider.explain()
+        self._journal.append(
+            {
+                "at": self._wall(),
+                "from": self._engine.steps(),
+                **order,
+                "inputs": asdict(load),
+                "estimates": {key: why[key] for key in JOURNAL_KEYS},
+            }
+        )
 
     def follow(self, order: Order) -> None:
         """Does what the deciding rank said. Not remembered where it fails, so that it is said again."""
@@ -213,11 +231,14 @@ class Rank:
 
     def find_policy_problem(self, policy: Policy) -> tuple[str, str] | None:
         """Field and message of what stands against this policy here, or None."""
-        missing = [steps for steps in policy.steps if steps not in self.ladder]
-        if missing:
-            captured = ", ".join(str(steps) for steps in self.ladder)
-            return "steps", f"the engine started with steps {captured}; others need a restart with another ladder"
-        return None
+        return self.find_steps_problem(policy.steps)
+
+    def find_steps_problem(self, wanted: Sequence[int]) -> tuple[str, str] | None:
+        """The same of step counts."""
+        if all(steps in self.ladder for steps in wanted):
+            return None
+        captured = ", ".join(str(steps) for steps in self.ladder)
+        return "steps", f"the engine started with steps {captured}; others need a restart with another ladder"
 
     def set_policy(self, policy: Policy) -> None:
         """Puts a checked policy in force. The next turn decides by it."""
@@ -275,6 +296,12 @@ class Rank:
         except Exception:
             # It may be the very thing that failed before; letting go must end all the same.
             logger.exception("the engine stays at %s steps", self._engine.steps())
+
+    def export_profile(self) -> dict[str, Any] | None:
+        """Step costs as measured here, to start another such engine from; None on ranks that do not decide."""
+        if self._decider is None:
+            return None
+        return self._decider.export_profile(self.profile_key).to_document()
 
     # ---- read-back -----------------------------------------------------------------------------------------------------
 

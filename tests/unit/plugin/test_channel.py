@@ -9,12 +9,12 @@ import pytest
 
 from specserver.plugin import channel
 from specserver.plugin.state import Rank
-from tests.unit.plugin.fakes import FakeEngine, document, make_rank, policy
+from tests.unit.plugin.fakes import Clock, FakeEngine, document, make_rank, policy
 
 
 @pytest.fixture
 def rank() -> Rank:
-    rank = make_rank()
+    rank = make_rank(monotonic=Clock())
     rank.set_policy(policy(revision=5))
     return rank
 
@@ -52,6 +52,57 @@ def test_an_unarmed_rank_says_why() -> None:
     rank = make_rank(unarmed_reason="speculation is off")
     answer = channel.answer(rank, channel.POLICY, document())
     assert (answer["status"], answer["field"], answer["error"]) == (503, "armed", "not armed: speculation is off")
+
+
+def forced(**changes: object) -> dict[str, Any]:
+    return {"steps": 2, "ttlSeconds": 60, **changes}
+
+
+def test_forces_and_takes_it_back(rank: Rank) -> None:
+    assert channel.answer(rank, channel.FORCE, forced()) == {"rank": "tp0", "steps": 2, "ttlSeconds": 60.0}
+    assert rank.report()["forced"]["steps"] == 2
+    assert channel.answer(rank, channel.UNFORCE, {}) == {"rank": "tp0"}
+    assert rank.report()["forced"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"steps": 2}, "ttlSeconds"),
+        ({"ttlSeconds": 60}, "steps"),
+        (forced(steps=4), "steps"),
+        (forced(steps=-1), "steps"),
+        (forced(steps=True), "steps"),
+        (forced(steps=1.0), "steps"),
+        (forced(ttlSeconds=0), "ttlSeconds"),
+        (forced(ttlSeconds=float("nan")), "ttlSeconds"),
+        (forced(ttlSeconds=float("inf")), "ttlSeconds"),
+        (forced(ttlSeconds=90_000), "ttlSeconds"),
+        (forced(ttlSeconds="60"), "ttlSeconds"),
+        (forced(reason="why not"), "reason"),
+    ],
+    ids=str,
+)
+def test_a_wrong_force_is_refused_by_field(rank: Rank, body: dict[str, Any], field: str) -> None:
+    answer = channel.answer(rank, channel.FORCE, body)
+    assert (answer["status"], answer["field"], rank.report()["forced"]) == (422, field, None)
+
+
+def test_without_a_policy_there_is_nothing_to_return_to() -> None:
+    answer = channel.answer(make_rank(), channel.FORCE, forced())
+    assert (answer["status"], answer["field"]) == (409, "policy")
+
+
+def test_an_unarmed_rank_can_t_be_forced() -> None:
+    answer = channel.answer(make_rank(unarmed_reason="speculation is off"), channel.FORCE, forced())
+    assert (answer["status"], answer["field"]) == (503, "armed")
+
+
+def test_the_deciding_rank_exports_what_it_measured(rank: Rank) -> None:
+    rank.profile_key = {"model": "m"}
+    answer = channel.answer(rank, channel.PROFILE, {})
+    assert answer["profile"]["key"] == {"model": "m"}
+    assert channel.answer(make_rank(deciding=False), channel.PROFILE, {})["profile"] is None
 
 
 def test_state_is_the_report(rank: Rank) -> None:

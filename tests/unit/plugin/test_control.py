@@ -17,6 +17,8 @@ from tests.unit.plugin.fakes import document, make_rank, policy
 
 KEY = "s3cret/ä"
 POLICY, STATE = "/specserver/v1/policy", "/specserver/v1/state"
+FORCE, PROFILE = "/specserver/v1/force", "/specserver/v1/profile"
+ROUTES = [("GET", POLICY), ("PUT", POLICY), ("GET", STATE), ("POST", FORCE), ("DELETE", FORCE), ("GET", PROFILE)]
 
 
 class LocalRanks:
@@ -81,12 +83,14 @@ async def no_application(scope: control.Scope, receive: control.Receive, send: c
     "authorization",
     [None, "", "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}", KEY, "Bearer \U0001f511"],
 )
-@pytest.mark.parametrize(("method", "path"), [("GET", POLICY), ("PUT", POLICY), ("GET", STATE)])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_wrong_key(method: str, path: str, authorization: str | None) -> None:
     served = ranks()
-    status, body = await call(served, method, path, json.dumps(document(revision=9)).encode(), authorization=authorization)
+    content = {"steps": 1, "ttlSeconds": 60} if path == FORCE else document(revision=9)
+    status, body = await call(served, method, path, json.dumps(content).encode(), authorization=authorization)
     assert (status, "admin key" in body["error"]) == (401, True)
     assert served.ranks[0].policy == policy(revision=5)
+    assert served.ranks[0].report()["forced"] is None
 
 
 @pytest.mark.parametrize("admin_key", [None, ""])
@@ -129,6 +133,36 @@ async def test_put_refusals(body: bytes, status: int, expected: dict[str, Any]) 
     assert message
 
 
+async def test_force_and_take_back() -> None:
+    served = ranks()
+    status, body = await call(served, "POST", FORCE, b'{"steps": 1, "ttlSeconds": 60}')
+    assert (status, body) == (200, {"steps": 1, "ttlSeconds": 60.0, "ranks": [{"rank": "tp0"}]})
+    assert served.ranks[0].report()["forced"]["steps"] == 1
+    assert await call(served, "DELETE", FORCE) == (200, {"ranks": [{"rank": "tp0"}]})
+    assert served.ranks[0].report()["forced"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [(b"{", ""), (b"[]", ""), (b"{}", "steps"), (b'{"steps": 9, "ttlSeconds": 60}', "steps")],
+    ids=["no JSON", "no object", "empty", "not captured"],
+)
+async def test_force_refusals(body: bytes, field: str) -> None:
+    status, answered = await call(ranks(), "POST", FORCE, body)
+    assert (status, answered["field"], bool(answered["error"])) == (422, field, True)
+
+
+async def test_profile_is_the_first_that_was_measured() -> None:
+    status, body = await call(ranks(), "GET", PROFILE)
+    assert (status, "measured yet" in body["error"]) == (404, True)
+
+    class Measured(LocalRanks):
+        async def ask(self, method: str, body: Mapping[str, Any]) -> list[channel.Answer]:
+            return [{"rank": "tp0", "profile": {"stepSeconds": {"0": [[1, 0.01]]}}}, {"rank": "tp1", "profile": None}]
+
+    assert await call(Measured(), "GET", PROFILE) == (200, {"stepSeconds": {"0": [[1, 0.01]]}})
+
+
 async def test_put_on_an_unarmed_engine() -> None:
     served = LocalRanks(make_rank(unarmed_reason="speculation is off"))
     status, body = await call(served, "PUT", POLICY, json.dumps(document()).encode())
@@ -148,14 +182,16 @@ async def test_put_is_not_confirmed_where_one_rank_is_behind() -> None:
     assert (status, "tp1" in body["error"]) == (503, True)
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", POLICY), ("PUT", POLICY), ("GET", STATE)])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_a_silent_scheduler(method: str, path: str) -> None:
-    status, body = await call(SilentRanks(), method, path, json.dumps(document()).encode())
+    content = {"steps": 1, "ttlSeconds": 60} if path == FORCE else document()
+    status, body = await call(SilentRanks(), method, path, json.dumps(content).encode())
     assert (status, body) == (503, {"error": "the scheduler did not answer in 5 s"})
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/specserver/v1/x", 404), ("DELETE", POLICY, 405), ("PUT", STATE, 405)]
+    ("method", "path", "status"),
+    [("GET", "/specserver/v1/x", 404), ("DELETE", POLICY, 405), ("PUT", STATE, 405), ("GET", FORCE, 405)],
 )
 async def test_unknown(method: str, path: str, status: int) -> None:
     assert (await call(ranks(), method, path))[0] == status

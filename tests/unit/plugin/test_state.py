@@ -139,12 +139,16 @@ def test_switches_of_the_last_hour() -> None:
     assert (report["switches"], report["switchesLastHour"], report["lastSwitchAt"]) == (3, 2, 13_500.0)
 
 
-def test_report_is_json() -> None:
-    rank = make_rank()
-    rank.set_policy(policy())
-    turn(rank)
-    record(rank, 4, [1])
-    assert json.loads(json.dumps(rank.report())) == rank.report()
+@pytest.mark.parametrize("strategy", ["Threshold", "Measured"])
+def test_report_is_json(strategy: str) -> None:
+    engine = FakeEngine(running=1)
+    rank = make_rank(engine, monotonic=Clock(), wall=Clock())
+    rank.set_policy(policy(strategy=strategy))
+    for iteration in range(30):
+        turn(rank)
+        record(rank, engine.current + 1, [0], iteration=iteration)
+    report = rank.report()
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 
 # ---- the rule that measures ---------------------------------------------------------------------------------------------
@@ -196,6 +200,19 @@ def test_decisions_are_kept_with_what_led_to_them() -> None:
         engine.running = 9 * (i % 2)
         turn(rank)
     assert len(rank.report()["decisions"]) == MAX_REMEMBERED_DECISIONS
+
+
+def test_goodput_is_shown_once_a_second() -> None:
+    clock, metrics, engine = Clock(), FakeMetrics(), FakeEngine(running=2)
+    rank = make_rank(engine, metrics, monotonic=clock)
+    rank.set_policy(policy(strategy="Measured"))
+    for iteration in range(40):
+        clock.now += 0.1
+        turn(rank)
+        record(rank, engine.current + 1, [engine.current] * 2, iteration=iteration)
+    shown = metrics.values("goodput")
+    assert len(shown) == 4
+    assert shown[-1][1] > 0
 
 
 def test_a_refused_order_is_one_decision() -> None:

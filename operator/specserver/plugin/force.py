@@ -1,0 +1,53 @@
+"""A step count by hand, for a while: `POST /specserver/v1/force`.
+
+    {"steps": 0, "ttlSeconds": 600}
+
+It has an end because whoever sets it may be gone when it should be taken back: an engine that is left alone returns to its
+rule. It goes beyond the policy's mode and bounds, since it is for the hour in which those are wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LONGEST_SECONDS = 24 * 3600.0
+FIELDS = ("steps", "ttlSeconds")
+
+
+class ForceInvalid(ValueError):
+    """The document can't be used. `field` is its JSON name, or empty where the document as a whole is wrong."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field, self.message = field, message
+
+
+@dataclass(frozen=True)
+class Force:
+    steps: int
+    ttl_seconds: float
+
+    def to_document(self) -> dict[str, Any]:
+        return {"steps": self.steps, "ttlSeconds": self.ttl_seconds}
+
+
+def parse_force(document: object) -> Force:
+    """The force of a JSON document. ForceInvalid names the first field that is missing, unknown or wrong."""
+    if not isinstance(document, Mapping):
+        raise ForceInvalid("", f"must be a JSON object, not {type(document).__name__}")
+    for field in document:
+        if field not in FIELDS:
+            raise ForceInvalid(str(field), f"unknown field; known are {', '.join(FIELDS)}")
+    for field in FIELDS:
+        if field not in document:
+            raise ForceInvalid(field, "missing")
+    steps, seconds = document["steps"], document["ttlSeconds"]
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ForceInvalid("steps", f"must be a whole number of 0 or more, not {steps!r}")
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
+    if not number or not 0 < seconds <= LONGEST_SECONDS:
+        raise ForceInvalid("ttlSeconds", f"must be a number of seconds above 0, {LONGEST_SECONDS:.0f} at most, not {seconds!r}")
+    return Force(steps, float(seconds))
