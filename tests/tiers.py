@@ -11,13 +11,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _VENV = Path(sys.executable).parent
+_PACKAGES = threading.Lock()
+"""Held while Debian packages are installed: apt refuses a second one beside it."""
 
 
 def _prepare_nothing() -> None: ...
@@ -27,7 +31,8 @@ def _prepare_apiserver() -> None:
     from tests.localcluster.binaries import ensure_binaries
     from tests.localcluster.packages import PROMETHEUS, Tool, ensure_packages
 
-    ensure_packages((Tool("openssl", "openssl"), *PROMETHEUS))
+    with _PACKAGES:
+        ensure_packages((Tool("openssl", "openssl"), *PROMETHEUS))
     ensure_binaries(("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"))
 
 
@@ -38,9 +43,14 @@ def _prepare_engine() -> None:
 
 
 def _prepare_node() -> None:
+    from tests.localcluster.images import RECIPES, build_image, find_builder
     from tests.localcluster.packages import ensure_packages
 
-    ensure_packages()
+    with _PACKAGES:
+        ensure_packages()
+    builder = find_builder()
+    for name in ("operator", "sglang-cpu", "prometheus"):
+        build_image(RECIPES[name], builder)
 
 
 @dataclass(frozen=True)
@@ -88,13 +98,17 @@ def main(arguments: list[str]) -> int:
         print(f"TIERS: no tier {', '.join(unknown)}; there are {', '.join(tier.name for tier in TIERS)}", file=sys.stderr)
         return 2
     rows, failed = [], False
+    chosen = [tier for tier in TIERS if not named or tier.name in named]
+    prepared: dict[str, Future[None]] = {}
     for tier in TIERS:
-        if named and tier.name not in named:
+        if tier not in chosen:
             rows.append((tier.name, "left out", "", tier.proves))
             continue
+        if tier.prepare is not _prepare_nothing and not prepared:
+            prepared = _prepare(chosen)
         print(f"\n=== {tier.name}: {tier.proves}", flush=True)
         began = time.monotonic()
-        result = _run(tier)
+        result = _run(tier, prepared.get(tier.name))
         failed |= result != "passed"
         rows.append((tier.name, result, f"{time.monotonic() - began:.0f} s", tier.proves))
     print("\n=== tiers")
@@ -103,10 +117,19 @@ def main(arguments: list[str]) -> int:
     return int(failed)
 
 
-def _run(tier: Tier) -> str:
-    try:
-        tier.prepare()
-    except Exception as error:  # noqa: BLE001 - whatever keeps a tier from running fails it, and the others still run
+def _prepare(tiers: Sequence[Tier]) -> dict[str, Future[None]]:
+    """What the tiers need, side by side, since one waits for the network where another computes; and all of it before the first
+    of them runs: tests beside a compiler would measure the compiler."""
+    print("\n=== what the tiers need: built or fetched where it is not there yet", flush=True)
+    began = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        prepared = {tier.name: pool.submit(tier.prepare) for tier in tiers}
+    print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
+    return prepared
+
+
+def _run(tier: Tier, prepared: Future[None] | None) -> str:
+    if prepared is not None and (error := prepared.exception()):  # it fails this tier, and the others still run
         print(f"{tier.name}: {error}", file=sys.stderr, flush=True)
         return "not ready"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "operator"), str(ROOT)))}
