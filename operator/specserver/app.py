@@ -13,9 +13,10 @@ from specserver import __version__
 from specserver.api import labels
 from specserver.cluster.client import KubernetesCluster
 from specserver.cluster.errors import ClusterError, NotFound
+from specserver.cluster.lease import Leases
 from specserver.controller.handlers import build_registry, build_settings
 from specserver.controller.policies import PolicyPusher
-from specserver.controller.queue import Key, Outcome, WorkQueue
+from specserver.controller.queue import Key, Outcome, RequeueAfter, WorkQueue
 from specserver.controller.reconcile import Reconciler
 from specserver.controller.sources import LoadSources
 from specserver.engines.client import EngineClient
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_RECONCILE_SECONDS = 300.0
 _CRD_POLL_SECONDS = 2.0
+_WITHOUT_LEASE_SECONDS = 3.0
 
 
 async def run(settings: Settings) -> None:
@@ -37,8 +39,11 @@ async def run(settings: Settings) -> None:
     sources = LoadSources(cluster, session)
     pusher = PolicyPusher(EngineClient(PodHttp(session)), on_push=lambda result: metrics.pushes.labels(result).inc())
     reconciler = Reconciler(cluster, pusher, sources, version=__version__)
+    leases = Leases(cluster, settings.namespaces, settings.identity, clock=time.monotonic)
 
     async def reconcile(key: Key) -> Outcome:
+        if not leases.held(key[0]):
+            return RequeueAfter(_WITHOUT_LEASE_SECONDS)
         began = time.monotonic()
         try:
             outcome = await reconciler.reconcile(key)
@@ -58,7 +63,9 @@ async def run(settings: Settings) -> None:
         return f"a reconcile takes {seconds:.0f} s" if seconds > _LONGEST_RECONCILE_SECONDS else ""
 
     def ready() -> str:
-        return "" if watching.is_set() else f"waiting for the CustomResourceDefinition {labels.PLURAL}.{labels.GROUP}"
+        if not watching.is_set():
+            return f"waiting for the CustomResourceDefinition {labels.PLURAL}.{labels.GROUP}"
+        return leases.waits_for()
 
     pages = await serve_pages(settings.port, metrics, alive=alive, ready=ready)
     # From the first moment: process 1 of a container has no default for SIGTERM. kopf puts its own handlers over these.
@@ -79,7 +86,7 @@ async def run(settings: Settings) -> None:
             namespaces=settings.namespaces,
         )
 
-    tasks = [asyncio.create_task(part) for part in (queue.run(), watch(), stopped.wait())]
+    tasks = [asyncio.create_task(part) for part in (queue.run(), watch(), leases.run(), stopped.wait())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -88,6 +95,7 @@ async def run(settings: Settings) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await leases.release()
         sources.close()
         await pages.cleanup()
         await session.close()

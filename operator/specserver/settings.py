@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ class Settings:
     """namespaces  those to watch; empty means all
     port        of /healthz, /readyz and /metrics
     workers     servers that are reconciled at the same time
+    identity    this operator's name in its Lease: the pod's, which a restarted container keeps
     """
 
     namespaces: tuple[str, ...] = ()
@@ -25,6 +27,7 @@ class Settings:
     log_format: str = "json"
     port: int = 8080
     workers: int = 8
+    identity: str = "specserver"
 
 
 def load_settings(environment: Mapping[str, str]) -> Settings:
@@ -35,6 +38,7 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
         log_format=_choice(environment, "SPECSERVER_LOG_FORMAT", "json", LOG_FORMATS),
         port=_number(environment, "SPECSERVER_PORT", 8080, least=1, most=65535),
         workers=_number(environment, "SPECSERVER_WORKERS", 8, least=1, most=256),
+        identity=environment.get("SPECSERVER_IDENTITY", "") or socket.gethostname(),
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.chart.helm import CHART, CRD_SOURCE, Helm, HelmRefused, Values, of_kind, only
-from tests.chart.test_rbac import WHERE_IT_WATCHES, Right, wanted
+from tests.chart.test_rbac import LEASE, WHERE_IT_WATCHES, Right, wanted
 from tests.localcluster import ApiServer, ClusterError, start_apiserver
 from tests.localcluster.binaries import ensure_helm
 
@@ -150,6 +150,8 @@ def test_uninstall_leaves_what_the_readme_names_and_nothing_else(cluster: Cluste
         ("ServiceAccount", "op-specserver"),
         ("ClusterRole", f"{home}-op-specserver"),
         ("ClusterRoleBinding", f"{home}-op-specserver"),
+        ("Role", f"{home}-op-specserver"),
+        ("RoleBinding", f"{home}-op-specserver"),
         ("Service", "op-specserver"),
         ("Deployment", "op-specserver"),
         ("SpeculativeServer", "tiny"),
@@ -232,7 +234,7 @@ def test_two_releases_of_one_name_for_two_teams(cluster: Cluster) -> None:
     cluster.install(homes[0], {"watchNamespaces": [teams[0]]})
     cluster.install(homes[1], {"watchNamespaces": [teams[1]], "crds": {"install": False}})
     for home, own, others in zip(homes, teams, reversed(teams), strict=True):
-        assert cluster.rights_in(own, account(home)) == wanted(WHERE_IT_WATCHES)
+        assert cluster.rights_in(own, account(home)) == wanted(WHERE_IT_WATCHES | LEASE)
         assert cluster.rights_in(others, account(home)) == set()
 
 
@@ -256,6 +258,7 @@ def test_rights_for_all_namespaces(cluster: Cluster) -> None:
     cluster.install(home)
     for namespace in (home, elsewhere):
         assert cluster.rights_in(namespace, account(home)) == wanted(WHERE_IT_WATCHES)
+    assert cluster.rights_in("default", account(home)) == wanted(WHERE_IT_WATCHES | LEASE)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specserver.api import labels
 from specserver.controller import handlers
 from tests.chart.helm import CHART, REPOSITORY, Helm, Values, only
-from tests.chart.test_rbac import WHERE_IT_WATCHES, Right, wanted
+from tests.chart.test_rbac import LEASE, WHERE_IT_WATCHES, Right, wanted
 from tests.localcluster import ApiServer, ClusterError, start_apiserver
 from tests.localcluster.binaries import ensure_helm
 from tests.localcluster.processes import free_ports, log_tail, wait_until
@@ -55,6 +55,7 @@ RESOURCES = {
     "ConfigMap": ("", "configmaps"),
     "Secret": ("", "secrets"),
     "Event": ("", "events"),
+    "Lease": ("coordination.k8s.io", "leases"),
     "SpeculativeServer": ("specserver.io", "speculativeservers"),
 }
 
@@ -171,13 +172,15 @@ def test_operator_does_its_work_with_the_rights_of_the_chart_and_needs_them_all(
         # 3. It notices at once, through its watches, what goes missing.
         api.kubectl("delete", "service", "tiny", "-n", team)
         wait(lambda: bool(read("service", "tiny")), "the Service again")
+        # 4. It renews its Lease.
+        wait(lambda: ("patch", "Lease", "200") in operator.requests(), "a renewal")
         requests = operator.requests()
 
     log = operator.log.read_text()
     refused = [request for request in requests if request[2] in ("401", "403")]
     assert not refused, log
     assert "forbidden" not in log.lower(), log
-    assert used(requests) | {("specserver.io", "speculativeservers/finalizers", "update")} == wanted(WHERE_IT_WATCHES)
+    assert used(requests) | {("specserver.io", "speculativeservers/finalizers", "update")} == wanted(WHERE_IT_WATCHES | LEASE)
 
     helm.run("uninstall", "op", "-n", HOME)
     api.kubectl("delete", "namespace", team)

@@ -90,12 +90,12 @@ async def test_a_running_one_ends_soon(world: World) -> None:
 
 
 async def test_it_leaves_other_namespaces_alone(
-    world: World, api: Api, control_plane: ApiServer, kubelet: FakeKubelet, operator_kubeconfig: Path, tmp_path: Path
+    world: World, api: Api, control_plane: ApiServer, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     await world.operator.stop()
     other = World(api, control_plane, kubelet, world.operator)
     await api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other.namespace}})
-    narrow = OperatorProcess(operator_kubeconfig, tmp_path / "narrow.log", namespaces=(world.namespace,))
+    narrow = OperatorProcess(control_plane.kubeconfig, tmp_path / "narrow.log", namespaces=(world.namespace,))
     await narrow.start()
     await other.create()
     await world.create_ready()

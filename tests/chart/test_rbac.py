@@ -23,6 +23,9 @@ WHERE_IT_WATCHES: dict[tuple[str, str], set[str]] = {
     ("policy", "poddisruptionbudgets"): {"get", "list", "watch", "create", "patch"},
 }
 
+LEASE: dict[tuple[str, str], set[str]] = {("coordination.k8s.io", "leases"): {"create", "get", "patch"}}
+"""In each watched namespace; in `default` where all are watched."""
+
 
 def rights(role: Manifest) -> set[Right]:
     return {
@@ -41,14 +44,25 @@ def wanted(table: dict[tuple[str, str], set[str]]) -> set[Right]:
 def test_all_namespaces_is_one_cluster_role(helm: Helm) -> None:
     manifests = helm.render()
     assert rights(only(manifests, "ClusterRole")) == wanted(WHERE_IT_WATCHES)
-    assert of_kind(manifests, "Role", "RoleBinding") == []
+    lease = only(manifests, "Role")
+    assert lease["metadata"]["namespace"] == "default"
+    assert rights(lease) == wanted(LEASE)
 
 
 def test_named_namespaces_are_a_role_each_and_nothing_cluster_wide(helm: Helm) -> None:
     manifests = helm.render({"watchNamespaces": ["team-a", "team-b"]})
     assert of_kind(manifests, "ClusterRole", "ClusterRoleBinding") == []
     by_namespace = {role["metadata"]["namespace"]: rights(role) for role in of_kind(manifests, "Role")}
-    assert by_namespace == {"team-a": wanted(WHERE_IT_WATCHES), "team-b": wanted(WHERE_IT_WATCHES)}
+    both = wanted(WHERE_IT_WATCHES | LEASE)
+    assert by_namespace == {"team-a": both, "team-b": both}
+
+
+@pytest.mark.parametrize("namespaces", [[], ["team-a"]], ids=["all", "one"])
+def test_of_leases_only_its_own(helm: Helm, namespaces: list[str]) -> None:
+    """But for `create`, which RBAC can't bind to a name."""
+    roles = of_kind(helm.render({"watchNamespaces": namespaces}), "Role", "ClusterRole")
+    rules = [rule for role in roles for rule in role["rules"] if "leases" in rule["resources"]]
+    assert [rule.get("resourceNames") for rule in rules if rule["verbs"] != ["create"]] == [["specserver-operator"]]
 
 
 @pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]], ids=["all", "two"])

@@ -22,6 +22,7 @@ class MemoryCluster:
     def __init__(self, *objects: Body) -> None:
         self.objects: dict[tuple[str, str], Body] = {(one["kind"], one["metadata"]["name"]): one for one in objects}
         self.requests: list[Request] = []
+        self._versions = 0
         self.on_request: Callable[[Request], None] = lambda _request: None
         """Called before each request; what it raises is the answer."""
 
@@ -61,7 +62,11 @@ class MemoryCluster:
 
     async def patch(self, kind: str, namespace: str, name: str, body: Body, *, field_manager: str) -> Body:
         self._note("patch", kind, name)
-        return self._store(kind, name, _merge(self._find(kind, name), body))
+        live = self._find(kind, name)
+        version = live["metadata"].get("resourceVersion")
+        if body.get("metadata", {}).get("resourceVersion", version) != version:
+            raise Conflict(f"{kind} {name} has been modified", status=409)
+        return self._store(kind, name, _merge(live, body))
 
     async def patch_status(self, kind: str, namespace: str, name: str, body: Body, *, field_manager: str) -> Body:
         self._note("patch_status", kind, name)
@@ -82,6 +87,8 @@ class MemoryCluster:
         stored = copy.deepcopy(body)
         stored["metadata"].setdefault("uid", f"uid-{kind}-{name}")
         stored["metadata"].setdefault("generation", 1)
+        self._versions += 1
+        stored["metadata"]["resourceVersion"] = str(self._versions)
         self.objects[kind, name] = stored
         return copy.deepcopy(stored)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 
 import aiohttp
 import pytest
@@ -14,17 +15,17 @@ from tests.localcluster.processes import free_ports
 
 
 def test_settings_have_defaults() -> None:
-    assert load_settings({}) == load_settings({"SPECSERVER_PORT": "", "SPECSERVER_LOG_LEVEL": ""}) == Settings()
+    assert load_settings({}) == load_settings({"SPECSERVER_PORT": "", "SPECSERVER_LOG_LEVEL": ""}) == Settings(identity=socket.gethostname())
 
 
 def test_settings_are_read() -> None:
     read = load_settings(
         {
             "SPECSERVER_NAMESPACES": "a, b,", "SPECSERVER_LOG_LEVEL": "debug", "SPECSERVER_LOG_FORMAT": "Text",
-            "SPECSERVER_PORT": "9090", "SPECSERVER_WORKERS": "2",
+            "SPECSERVER_PORT": "9090", "SPECSERVER_WORKERS": "2", "SPECSERVER_IDENTITY": "op-1",
         }
     )  # fmt: skip
-    assert read == Settings(("a", "b"), "DEBUG", "text", 9090, 2)
+    assert read == Settings(("a", "b"), "DEBUG", "text", 9090, 2, "op-1")
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,14 @@ ever deleted, owner references do that.
   resources: [events]
   verbs: [create]
 {{- end -}}
+
+{{/* The Lease that keeps a second operator waiting. `create` can't be bound to a name. */}}
+{{- define "specserver.leaseRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [specserver-operator]
+  verbs: [get, patch]
+{{- end -}}

@@ -29,6 +29,7 @@ _PREFIXES = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Secret": ("/api/v1", "secrets"),
     "Event": ("/api/v1", "events"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     labels.KIND: (f"/apis/{labels.API_VERSION}", labels.PLURAL),
 }
 _REQUEST_TIMEOUT_SECONDS = 30.0
