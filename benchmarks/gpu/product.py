@@ -39,7 +39,7 @@ class Product:
     def _put(self, **fields: object) -> None:
         self._running.policy_revision += 1
         document = {
-            "revision": self._running.policy_revision, "steps": list(self._ladder), "disableAbove": UNBOUNDED, "enableBelow": UNBOUNDED - 1,
-            "minDwellSeconds": 0.25, **fields,
+            "revision": self._running.policy_revision, "steps": list(self._ladder), "disableAbove": UNBOUNDED,
+            "enableBelow": UNBOUNDED - 1, "minDwellSeconds": 0.25, **fields,
         }  # fmt: skip
         self._running.call("PUT", f"{PATH}/policy", document)

@@ -104,7 +104,7 @@ class Running:
         return self.process.poll() is None
 
     def is_ready(self) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
             return bool(response.status == 200)
         return False
 

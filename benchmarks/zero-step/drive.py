@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.draft_model.language import continued, first_lines
 from benchmarks.gpu import digest
-from benchmarks.gpu.load import Client, ClosedLoop, Shape
+from benchmarks.gpu.load import Client, Shape
 from benchmarks.gpu.product import Product
 from benchmarks.gpu.rounds import Kind
 from benchmarks.gpu.servers import Machine, Running, Server
@@ -52,6 +53,10 @@ class Plan:
     second_output: int = 32
     toggle_seconds: float = 0.06
     zero_phase_seconds: float = 30.0
+    short_phase_seconds: float = 3.0
+    trained_concurrency: int = 8
+    trained_output: int = 200
+    trained_second: int = 24
     start_seconds: float = 170.0
     kv_tokens: int = 98_500
     stock_kv_tokens: int = 52_000
@@ -59,7 +64,8 @@ class Plan:
 
 REHEARSAL = Plan(
     shape=Shape(8, 24), concurrencies=(1, 4), stock_concurrencies=(1, 4), backends=("cpu",), prompts=3, draft_prompt=20,
-    draft_output=40, second_output=16, toggle_seconds=0.1, zero_phase_seconds=3.0, stock_kv_tokens=16384,
+    draft_output=40, second_output=16, toggle_seconds=0.1, zero_phase_seconds=6.0,
+    trained_concurrency=3, trained_output=60, trained_second=6, stock_kv_tokens=16384,
 )  # fmt: skip
 
 
@@ -102,7 +108,10 @@ class Benchmark:
         if self.trained is None:
             return []
         options = backend_of("triton", self.session.machine)
-        options["arguments"] = (*options.get("arguments", ()), "--load-format", "auto", "--max-total-tokens", "16384")
+        options["arguments"] = (
+            *options.get("arguments", ()), "--load-format", "auto", "--max-total-tokens", "16384",
+            "--context-length", str(context_of(self.trained / "target")),
+        )  # fmt: skip
         return [Server("trained", 3, product=True, target=self.trained / "target", draft=self.trained / "eagle3", **options)]
 
     async def measure_backends(self, backends: Sequence[str], stock: Sequence[Server]) -> None:
@@ -202,11 +211,11 @@ class Benchmark:
         """Proposals at the same place of the same request: after zero phases, against always speculating.
 
         always   the reference, and once more: what the machine itself does not repeat
-        ready    zero phases with the draft kept ready
-        never    zero phases without: the control, which must differ
+        ready    zero phases
+        control  zero phases, and the draft's KV pool overwritten at the end of each: it must differ, or nothing was tested
         """
         reference: dict[str, Any] | None = None
-        for arm in ("always", "always again", "ready", "never"):
+        for arm in ("always", "always again", "ready", "control"):
             found = await self.propose(name, arm)
             if reference is None:
                 reference = found
@@ -224,19 +233,15 @@ class Benchmark:
         low, high = self.session.machine.vocabulary
         prompts = [[rng.randrange(low, high) for _ in range(plan.draft_prompt)] for _ in range(plan.prompts)]
         tails = [[rng.randrange(low, high) for _ in range(6)] for _ in range(plan.prompts)]
-        product.fixed(3)
         async with self.session.client(running) as client:
             # 1. Noise over the draft's KV pool, and nothing in the prefix cache.
-            running.controls.set(scribbles=running.controls.controls.scribbles + 1)
-            await client.generate([low, low + 1, low + 2], 4)
-            running.call("POST", "/flush_cache")
+            await self.start_cold(running, client, [low, low + 1, low + 2])
             running.controls.set(note_drafts=True)
             mark = f"{arm.replace(' ', '-')}-{time.monotonic_ns()}"
             # 2. First turns, with zero phases unless this arm always speculates.
             toggling = None
             if not arm.startswith("always"):
-                put_zero = product.never if arm == "never" else lambda: product.fixed(0)
-                toggling = asyncio.create_task(self.toggle(put_zero, lambda: product.fixed(3)))
+                toggling = asyncio.create_task(self.toggle(running, product, spoiling=arm == "control"))
             outputs = []
             for number, prompt in enumerate(prompts):
                 answer = await client.generate(prompt, plan.draft_output, rid=f"{mark}-first-{number}")
@@ -249,72 +254,136 @@ class Benchmark:
             for number, (prompt, output, tail) in enumerate(zip(prompts, outputs, tails, strict=True)):
                 await client.generate([*prompt, *output, *tail], plan.second_output, rid=f"{mark}-second-{number}")
             running.controls.set(note_drafts=False)
-        notes = read_notes(running, mark)
-        return {"outputs": outputs, **notes}
+        return {"outputs": outputs, "drafted": read_drafted(running, mark)}
 
-    async def toggle(self, put_zero: Callable[[], None], put_steps: Callable[[], None]) -> None:
+    async def start_cold(self, running: Running, client: Client, prompt: Sequence[int]) -> None:
+        Product(running, LADDER).fixed(3)
+        scribble(running)
+        await client.generate(list(prompt), 4)
+        running.call("POST", "/flush_cache")
+
+    async def toggle(self, running: Running, product: Product, *, spoiling: bool) -> None:
         while True:
-            for put in (put_zero, put_steps):
-                await asyncio.to_thread(put)
-                await asyncio.sleep(self.plan.toggle_seconds)
+            await asyncio.to_thread(product.fixed, 0)
+            await asyncio.sleep(self.plan.toggle_seconds)
+            if spoiling:
+                scribble(running)
+            await asyncio.to_thread(product.fixed, 3)
+            await asyncio.sleep(self.plan.toggle_seconds)
 
     async def compare_acceptance(self, name: str) -> None:
-        """The trained pair: drafts accepted in the first four rounds after a long zero phase, against always speculating."""
-        assert self.trained is not None
+        """The trained pair: drafts accepted in each request's first four rounds after a long zero phase.
+
+        always   the reference: three steps all the time
+        ready    zero steps for the whole phase
+        control  the same, and the draft's KV pool overwritten at its end: acceptance must fall, or nothing was tested
+        The first turn's requests are under way at the end of the phase; the second turn's continue conversations that the phase
+        left in the prefix cache.
+        """
         running = self.running(name)
         product = Product(running, LADDER)
-        prompts = json.loads((self.trained / "prompts.json").read_text())
-        for arm in ("always", "ready", "never"):
-            running.controls.set(scribbles=running.controls.controls.scribbles + 1, note_drafts=False)
-            product.fixed(3)
+        for arm in ("always", "ready", "control"):
             async with self.session.client(running) as client:
-                await client.generate(prompts[0], 4)
-                running.call("POST", "/flush_cache")
-                phase = self.plan.zero_phase_seconds if arm == "ready" else 4.0
-                if arm == "ready":
-                    product.fixed(0)
-                elif arm == "never":
-                    product.never()
-                loop = TextLoop(client, prompts, 8)
+                texts = Texts(seed=5)
+                await self.start_cold(running, client, texts.next())
+                # 1. The phase.
+                product.fixed(3 if arm == "always" else 0)
+                loop = TextLoop(client, texts, self.plan.trained_concurrency, self.plan.trained_output)
                 loop.start()
-                await asyncio.sleep(phase)
+                await asyncio.sleep(self.plan.zero_phase_seconds if arm == "ready" else self.plan.short_phase_seconds)
+                # 2. Its end, with requests under way.
                 running.controls.set(note_drafts=True)
+                if arm == "control":
+                    scribble(running)
                 product.fixed(3)
                 switched = time.monotonic()
-                await asyncio.sleep(1.5)
+                await loop.stop(abort=False)
+                first = accepted_after(running, switched, loop.started_before(switched))
+                # 3. Conversations of the phase go on.
+                marks = []
+                for number, (prompt, output) in enumerate(loop.finished_before(switched)[-self.plan.trained_second :]):
+                    conversation = [*prompt, *output]
+                    marks.append(f"second-{arm}-{number}-{time.monotonic_ns()}")
+                    await client.generate(continued(conversation, len(conversation) + 3), 16, rid=marks[-1])
+                second = accepted_after(running, switched, marks)
                 running.controls.set(note_drafts=False)
-                await loop.stop()
-            result = {"server": name, "arm": arm, "phaseSeconds": phase, **accepted_after(running, switched)}
+            self.session.note_errors(running, client)
+            result = {"server": name, "arm": arm, "first": first, "second": second}
             self.session.raw["acceptance"].append(result)
             self.session.say(f"acceptance {json.dumps(result)}")
 
 
-class TextLoop(ClosedLoop):
-    """A closed loop over given prompts: a trained draft knows text, not random numbers."""
+def context_of(model: Path) -> int:
+    context: int = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    return context
 
-    def __init__(self, client: Client, prompts: Sequence[Sequence[int]], concurrency: int) -> None:
-        super().__init__(client, concurrency, Shape(0, 400))
-        self._texts = prompts
-        self._next = 0
-        client.prompt = self._take  # type: ignore[method-assign]
 
-    def _take(self, tokens: int) -> list[int]:
-        self._next += 1
-        return list(self._texts[self._next % len(self._texts)])
+def scribble(running: Running) -> None:
+    """Noise over the draft's KV pool before the next batch."""
+    running.controls.set(scribbles=running.controls.controls.scribbles + 1)
+
+
+class Texts:
+    """Prompts in the trained pair's language."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def next(self) -> list[int]:
+        return first_lines(self._random, 2)
+
+
+class TextLoop:
+    """A closed loop over texts that remembers which request ran when and what it answered."""
+
+    def __init__(self, client: Client, texts: Texts, concurrency: int, output: int) -> None:
+        self._client, self._texts, self._concurrency, self._output = client, texts, concurrency, output
+        self._stopping = False
+        self._workers: list[asyncio.Task[None]] = []
+        self._asked: list[tuple[str, float]] = []
+        self._answers: list[tuple[float, list[int], list[int]]] = []
+
+    def start(self) -> None:
+        self._workers = [asyncio.create_task(self._work(number)) for number in range(self._concurrency)]
+
+    async def _work(self, worker: int) -> None:
+        output = max(8, self._output * (worker + 1) // self._concurrency)
+        while not self._stopping:
+            prompt, request = self._texts.next(), f"text-{worker}-{time.monotonic_ns()}"
+            self._asked.append((request, time.monotonic()))
+            answer = await self._client.generate(prompt, output, rid=request)
+            self._answers.append((time.monotonic(), prompt, answer["output_ids"]))
+            output = self._output
+
+    async def stop(self, *, abort: bool) -> None:
+        self._stopping = True
+        if abort:
+            await self._client.abort_all()
+        await asyncio.gather(*self._workers)
+
+    def started_before(self, moment: float) -> list[str]:
+        return [request for request, at in self._asked if at < moment]
+
+    def finished_before(self, moment: float) -> list[tuple[list[int], list[int]]]:
+        return [(prompt, output) for at, prompt, output in self._answers if at < moment]
 
 
 # ---- notes of the probe --------------------------------------------------------------------------------------------------------
 
 
-def read_notes(running: Running, mark: str) -> dict[str, Any]:
+def read_notes(running: Running) -> list[dict[str, Any]]:
+    path = running.directory / "notes.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def read_drafted(running: Running, mark: str) -> dict[tuple[str, str, int], list[int]]:
     """Proposals by turn, request and length."""
     drafted: dict[tuple[str, str, int], list[int]] = {}
-    for line in (running.directory / "notes.jsonl").read_text().splitlines():
-        note = json.loads(line)
+    for note in read_notes(running):
         if "drafted" in note and note["request"].startswith(mark):
             turn, number = note["request"].rsplit("-", 2)[-2:]
             drafted[turn, number, note["length"]] = note["drafted"]
-    return {"drafted": drafted}
+    return drafted
 
 
 def compare_notes(reference: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -345,15 +414,16 @@ def is_after_gap(length: int, lengths: Sequence[int], width: int) -> bool:
     return not any(length - width <= other < length for other in lengths)
 
 
-def accepted_after(running: Running, switched: float) -> dict[str, Any]:
-    """Drafts accepted in each request's first four speculating rounds after the switch."""
-    rounds: dict[str, list[int]] = {}
-    for line in (running.directory / "notes.jsonl").read_text().splitlines():
-        note = json.loads(line)
-        if "gained" in note and note["time"] >= switched and note["steps"] > 0 and note["gained"] > 0:
-            rounds.setdefault(note["request"], []).append(note["gained"] - 1)
+def accepted_after(running: Running, switched: float, requests: Sequence[str]) -> dict[str, Any]:
+    """Drafts accepted in the first four rounds with drafts of each of these requests after the switch."""
+    rounds: dict[str, list[int]] = {request: [] for request in requests}
+    for note in read_notes(running):
+        drafted = "gained" in note and note["time"] >= switched and note["steps"] > 0 and note["gained"] > 0
+        if drafted and note["request"] in rounds:
+            rounds[note["request"]].append(note["gained"] - 1)
     first = [count for counts in rounds.values() for count in counts[:4]]
-    return {"requests": len(rounds), "rounds": len(first), "acceptedDrafts": round(sum(first) / len(first), 4) if first else None}
+    seen = sum(bool(counts) for counts in rounds.values())
+    return {"requests": seen, "rounds": len(first), "acceptedDrafts": round(sum(first) / len(first), 4) if first else None}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,211 @@
+"""Table, picture and targets of the zero-step benchmark, from its raw data alone:
+
+    python -m benchmarks.zero-step.report RAW.json [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.summary import Target, markdown_of, table, target, write_summary
+
+NAMES = {"fa3": "FlashAttention-3", "flashinfer": "FlashInfer", "triton": "Triton"}
+ARMS = ("plain", "ready", "never", "stock")
+WORDS = {
+    "plain": "server without speculation",
+    "ready": "ours, draft kept ready",
+    "never": "ours, no work for the draft",
+    "stock": "SGLang's own zero step",
+}
+
+Cell = dict[str, Any]
+
+
+class Cells:
+    """Iteration time and rate by backend, concurrency and arm: the mean of the forward and the reverse order."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells = cells
+        self.backends = list(dict.fromkeys(cell["backend"] for cell in cells))
+        self.concurrencies = sorted({cell["concurrency"] for cell in cells})
+
+    def _mean(self, backend: str, concurrency: int, arm: str, value: Callable[[Cell], float | None]) -> float | None:
+        values = [
+            found
+            for cell in self._cells
+            if (cell["backend"], cell["concurrency"], cell["arm"]) == (backend, concurrency, arm)
+            and (found := value(cell)) is not None
+        ]
+        return statistics.fmean(values) if values else None
+
+    def interval(self, backend: str, concurrency: int, arm: str) -> float | None:
+        """Median milliseconds from launch to launch at exactly this concurrency, of rounds with zero steps."""
+        return self._mean(backend, concurrency, arm, lambda cell: cell["intervalMs"].get("0", {}).get("p50"))
+
+    def rate(self, backend: str, concurrency: int, arm: str) -> float | None:
+        return self._mean(backend, concurrency, arm, lambda cell: cell["tokensPerSecond"])
+
+    def interval_ratio(self, backend: str, concurrency: int, arm: str) -> float | None:
+        return divide(self.interval(backend, concurrency, arm), self.interval(backend, concurrency, "plain"))
+
+    def rate_ratio(self, backend: str, concurrency: int, arm: str) -> float | None:
+        return divide(self.rate(backend, concurrency, arm), self.rate(backend, concurrency, "plain"))
+
+
+def divide(value: float | None, by: float | None) -> float | None:
+    return value / by if value and by else None
+
+
+def worst(values: Sequence[float | None], choose: Callable[[list[float]], float]) -> float | None:
+    """None where one is missing: a target over all of them is then not known to be met."""
+    known = [value for value in values if value is not None]
+    return choose(known) if known and len(known) == len(values) else None
+
+
+def targets_of(raw: dict[str, Any], cells: Cells) -> list[Target]:
+    targets = []
+    for backend in NAMES:
+
+        def over_all(
+            ratio: Callable[[str, int, str], float | None], arm: str, backend: str = backend
+        ) -> list[float | None]:
+            return [ratio(backend, concurrency, arm) for concurrency in raw["plan"]["concurrencies"]]
+
+        name = NAMES[backend]
+        targets += [
+            target(
+                f"{name}: zero-step iteration ÷ plain, worst concurrency", worst(over_all(cells.interval_ratio, "never"), max),
+                "ratio", "≤", 1.01,
+            ),
+            target(
+                f"{name}: zero-step iteration with the draft kept ready ÷ plain, worst concurrency",
+                worst(over_all(cells.interval_ratio, "ready"), max), "ratio", "≤", 1.015,
+            ),
+            target(
+                f"{name}: total tokens a second ÷ plain server, prefill included, worst concurrency",
+                worst(over_all(cells.rate_ratio, "ready"), min), "ratio", "≥", 0.985,
+            ),
+        ]  # fmt: skip
+    for turn in ("first", "second"):
+        name = f"proposals after zero phases as if never left, {turn} turn (random weights)"
+        targets.append(target(name, proposals_share(raw, turn), "ratio", "≥", 0.98))
+    for turn in ("first", "second"):
+        name = f"accepted drafts in the first 4 rounds after a zero phase ÷ always, {turn} turn (trained pair)"
+        targets.append(target(name, acceptance_ratio(raw, turn), "ratio", "≥", 0.98))
+    graphs = [report["atStart"].get("zero", {}).get("graphs") for report in raw["reports"].values() if "atStart" in report]
+    known = [graph for graph in graphs if graph]
+    memory = max((graph["gigabytes"] for graph in known), default=None)
+    seconds = max((graph["seconds"] for graph in known), default=None)
+    targets.append(target("extra graph memory, most of the backends", memory, "GB", "≤", 0.3))
+    targets.append(target("extra start-up time, most of the backends", seconds, "s", "≤", 2))
+    return targets
+
+
+def proposals_share(raw: dict[str, Any], turn: str) -> float | None:
+    """Over all backends: rounds after a zero phase (first turn) or all rounds (second turn) with all proposals the same."""
+    kind = ("afterAllEqual", "after") if turn == "first" else ("allEqual", "rounds")
+    found = [result[turn] for result in raw["proposals"] if result["arm"] == "ready" and result["server"] != "ours-triton"]
+    rounds = sum(each[kind[1]] for each in found)
+    return sum(each[kind[0]] for each in found) / rounds if rounds else None
+
+
+def acceptance_ratio(raw: dict[str, Any], turn: str) -> float | None:
+    counts = {result["arm"]: result[turn]["acceptedDrafts"] for result in raw["acceptance"]}
+    return divide(counts.get("ready"), counts.get("always"))
+
+
+def markdown(raw: dict[str, Any], cells: Cells, targets: Sequence[Target]) -> str:
+    parts = ["## Targets\n", markdown_of(targets)]
+    columns = [f"C={concurrency}" for concurrency in cells.concurrencies]
+    for backend in cells.backends:
+        title = NAMES.get(backend, backend)
+        for heading, value, ratio, form in (
+            (f"{title}: milliseconds an iteration, median (÷ plain)", cells.interval, cells.interval_ratio, ".3f"),
+            (f"{title}: output tokens a second, prefill included (÷ plain)", cells.rate, cells.rate_ratio, ",.0f"),
+        ):
+            rows = []
+            for arm in ARMS:
+                shown = [show(value(backend, c, arm), ratio(backend, c, arm), form) for c in cells.concurrencies]
+                if any(cell != "–" for cell in shown):
+                    rows.append([WORDS[arm], *shown])
+            parts += [f"\n## {heading}\n", table(["arm", *columns], rows)]
+    rows = []
+    for result in raw["proposals"]:
+        first, second = result["first"], result["second"]
+        rows.append(
+            [
+                result["server"], result["arm"], result["outputsEqual"], f"{first['allEqual']}/{first['rounds']}",
+                f"{first['afterAllEqual']}/{first['after']}", f"{second['allEqual']}/{second['rounds']}",
+            ]
+        )  # fmt: skip
+    header = ["server", "arm", "outputs equal", "all proposals equal", "of these after zero rounds", "second turn"]
+    parts += ["\n## Proposals against a run that always speculated\n", table(header, rows)]
+    if raw["acceptance"]:
+        rows = [
+            [result["arm"], turn, result[turn]["requests"], result[turn]["rounds"], result[turn]["acceptedDrafts"]]
+            for result in raw["acceptance"]
+            for turn in ("first", "second")
+        ]
+        header = ["arm", "turn", "requests", "rounds", "accepted drafts a round"]
+        parts += ["\n## Accepted drafts in the first four rounds, trained pair\n", table(header, rows)]
+    left_out = [*raw["leftOut"], *raw["problems"]]
+    if left_out:
+        parts += ["\n## Left out, and problems\n", "".join(f"- {each.splitlines()[0]}\n" for each in left_out)]
+    return "\n".join(parts)
+
+
+def show(value: float | None, ratio: float | None, form: str) -> str:
+    if value is None:
+        return "–"
+    return format(value, form) + ("" if ratio is None or ratio == 1 else f" ({ratio:.3f})")
+
+
+def draw(cells: Cells, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(cells.backends), figsize=(5 * len(cells.backends), 4.5), squeeze=False)
+    for axis, backend in zip(axes[0], cells.backends, strict=True):
+        for arm in ARMS[1:]:
+            ratios = {c: ratio for c in cells.concurrencies if (ratio := cells.interval_ratio(backend, c, arm)) is not None}
+            if ratios:
+                axis.plot(list(ratios), list(ratios.values()), marker="o", markersize=4, label=WORDS[arm])
+        axis.axhline(1.0, color="black", linewidth=1)
+        axis.set_xscale("log")
+        axis.set_xticks(cells.concurrencies, [str(concurrency) for concurrency in cells.concurrencies])
+        axis.set_yscale("log")
+        axis.set_yticks([1, 1.05, 1.1, 1.5, 2, 3], ["1", "1.05", "1.1", "1.5", "2", "3"])
+        axis.minorticks_off()
+        axis.set_title(f"{NAMES.get(backend, backend)}: iteration ÷ plain server")
+        axis.set_xlabel("requests at a time")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.zero-step.report")
+    parser.add_argument("raw", type=Path, help="raw.json of a run")
+    parser.add_argument("--out", type=Path, help="folder for the results; that of the raw file if left out")
+    options = parser.parse_args()
+    out = options.out or options.raw.parent
+    raw = json.loads(options.raw.read_text())
+    cells = Cells(raw["cells"])
+    targets = targets_of(raw, cells)
+    write_summary(out / "summary.json", targets)
+    text = markdown(raw, cells, targets)
+    (out / "results.md").write_text(text)
+    draw(cells, out / "zero-step.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
