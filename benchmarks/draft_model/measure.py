@@ -1,0 +1,94 @@
+"""How long the draft's accepted chains are, on texts that the target itself writes, with a whole and with a scribbled cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.draft_model.language import DRAFT_VOCABULARY, continued, first_lines
+from benchmarks.draft_model.network import Draft, Target
+
+SEED = 5
+TEXTS, PROMPT_LINES, TOKENS, STEPS = 24, 2, 64, 3
+
+
+@dataclass(frozen=True)
+class Text:
+    tokens: list[int]
+    prompt: int  # how many of them are the prompt
+    line: int  # tokens of a line, its end included
+
+
+Lost = Callable[[Text, int], range]  # rows of a text that the cache has lost when a chain starts at a row
+
+
+def report(target: Target, draft: Draft) -> str:
+    texts = [own_text(target, random.Random(f"{SEED} {index}")) for index in range(TEXTS)]
+    right = sum(kept_rule(text) for text in texts) / (TEXTS * TOKENS)
+    lines = [
+        f"parameters: target {size(target):,}, draft {size(draft):,}",
+        f"target keeps the rule for {right:.1%} of the tokens",
+        f"accept length of {STEPS} steps",
+    ]
+    losses: dict[str, Lost] = {
+        "whole cache": lambda text, row: range(0),
+        "rows of the last line lost": lambda text, row: range(max(0, row - text.line), row),
+        "rows of the output lost": lambda text, row: range(text.prompt, row),
+        "rows of the prompt lost": lambda text, row: range(min(text.prompt, row)),
+        "all rows but a chain's own lost": lambda text, row: range(row),
+    }
+    for name, lost in losses.items():
+        lines.append(f"  {name}: {accept_length(target, draft, texts, lost):.2f}")
+    return "\n".join(lines)
+
+
+@torch.no_grad()
+def own_text(target: Target, rng: random.Random) -> Text:
+    """A prompt in the language and the target's greedy continuation."""
+    tokens = first_lines(rng, PROMPT_LINES)
+    prompt = len(tokens)
+    for _ in range(TOKENS):
+        logits, _ = target(torch.tensor([tokens]))
+        tokens.append(int(logits[0, -1].argmax()))
+    return Text(tokens, prompt, prompt // PROMPT_LINES)
+
+
+def kept_rule(text: Text) -> int:
+    """How many of the output's tokens are as the language has them."""
+    right = continued(text.tokens[: text.prompt], len(text.tokens))
+    return sum(said == wanted for said, wanted in zip(text.tokens, right, strict=True)) - text.prompt
+
+
+@torch.no_grad()
+def accept_length(target: Target, draft: Draft, texts: list[Text], lost: Lost) -> float:
+    """Tokens for each round, as a server counts them: the accepted proposals and the one that the target adds."""
+    tokens, rounds = 0, 0
+    for text in texts:
+        known = torch.tensor([text.tokens])
+        _, states = target(known)
+        embedded = target.embed_tokens(known)[:, 1:]
+        row = text.prompt - 1  # the prefill gave the token behind it
+        while row + STEPS + 1 < len(text.tokens):
+            marks = torch.zeros(len(text.tokens) - 1, dtype=torch.bool)
+            marks[list(lost(text, row))] = True
+            chain = draft(embedded, states[:, :-1], STEPS, scribbled=marks)
+            proposed = [DRAFT_VOCABULARY[int(logits[0, row].argmax())] for logits in chain]
+            accepted = matching(proposed, text.tokens[row + 2 :])
+            tokens += accepted + 1
+            rounds += 1
+            row += accepted + 1
+    return tokens / rounds
+
+
+def matching(proposed: list[int], right: list[int]) -> int:
+    for count, (said, token) in enumerate(zip(proposed, right, strict=False)):
+        if said != token:
+            return count
+    return len(proposed)
+
+
+def size(model: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
