@@ -64,5 +64,6 @@ REHEARSAL = Plan(
     learn_seconds=1.0,
     wave=(2, 10),
     wave_shape=Shape(8, 64),
-    periods=((1.0, 3), (4.0, 1)),
+    periods=((1.0, 3), (5.0, 1)),
+    start_seconds=420.0,
 )

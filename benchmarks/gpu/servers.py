@@ -3,8 +3,9 @@
 A start takes about a minute, nearly all of it imports on a CPU core, so servers that start together cost one start. Their KV
 pools are capped to the same size, and the ones that are not being measured only spin on a core of their own.
 
-Two machines can run them: `gpu_machine` is the real one; `cpu_machine` runs tiny models with the stand-ins of the engine tests,
-so that a benchmark is rehearsed from the first command to the last before a second of GPU time is spent on it.
+Three machines can run them: `gpu_machine` is the real one. Before a second of its time is spent, a benchmark is rehearsed from
+the first command to the last: against real SGLang with tiny models and the engine tests' stand-ins (`cpu_machine`), and in the
+real plan's real time against servers that only answer as if (`fake_machine`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,21 @@ REPOSITORY = HERE.parents[1]
 ADMIN_KEY = "benchmark"
 FIRST_PORT = 30000
 POLL_SECONDS = 0.3
-LOG_TAIL_LINES = 60
+LOG_TAIL_LINES = 40
+LOG_LINE_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
 class Machine:
     """How SGLang runs here.
 
-    name         gpu or cpu
+    name         gpu, cpu or fake
     python       interpreter of the engines
     variables    environment of every engine
     arguments    command line of every engine, without the models
     target       path of the target model; `drafts` by algorithm
     vocabulary   token numbers that prompts are drawn from
+    modules      what starts a stock server, and one with our plugin
     """
 
     name: str
@@ -53,6 +56,7 @@ class Machine:
     target: Path
     draft: Path
     vocabulary: tuple[int, int]
+    modules: tuple[str, str] = ("sglang.launch_server", "specserver.plugin.launcher")
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ class Running:
                 os.kill(pid, signal.SIGKILL)
 
     def log_tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join(line[:LOG_LINE_CHARACTERS] for line in lines)
 
     def rounds(self) -> Any:
         return read_rounds(self.directory / "rounds.bin")
@@ -171,6 +176,8 @@ class Fleet:
         for running in waiting:
             self._give_up(running, "was not ready in time")
             running.stop()
+        if not self.running:
+            raise RuntimeError("no server is up: nothing can be measured")
 
     def _give_up(self, running: Running, why: str) -> None:
         self.facts[running.name].update(failed=why, logTail=running.log_tail())
@@ -192,7 +199,7 @@ class Fleet:
 
 
 def build_command(machine: Machine, server: Server, port: int, directory: Path) -> list[str]:
-    module = "specserver.plugin.launcher" if server.product else "sglang.launch_server"
+    module = machine.modules[server.product]
     command = [
         machine.python, "-m", module, "--model-path", str(server.target or machine.target), "--host", "127.0.0.1",
         "--port", str(port), *machine.arguments,
@@ -278,6 +285,13 @@ def cpu_machine(models: Path) -> Machine:
         draft=models / "random" / "eagle3",
         vocabulary=(2, 500),
     )  # fmt: skip
+
+
+def fake_machine(max_running: int, kv_tokens: int) -> Machine:
+    """No SGLang at all: fake.py, which answers as the GPU machine would in the same time."""
+    os.environ.setdefault("PYTHONPATH", "")
+    gpu = gpu_machine(max_running, kv_tokens)
+    return replace(gpu, name="fake", modules=("benchmarks.gpu.fake", "benchmarks.gpu.fake"))
 
 
 # ---- the machine -------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.gpu import digest
 from benchmarks.gpu.load import Client, Shape
-from benchmarks.gpu.servers import ADMIN_KEY, Fleet, Machine, Running, cpu_machine, gpu_machine
+from benchmarks.gpu.servers import ADMIN_KEY, Fleet, Machine, Running, cpu_machine, fake_machine, gpu_machine
 
 RAMP_SECONDS = 10.0
 TAIL_BYTES = 2_000_000
@@ -164,8 +164,11 @@ def parse_arguments(name: str) -> argparse.Namespace:
     parser.add_argument("--part", default="all", help="which part of the benchmark")
     parser.add_argument("--trained", type=Path, metavar="DIR", help="a trained pair: target/ and eagle3/")
     parser.add_argument("--rehearse", type=Path, metavar="MODELS", help="on a CPU, with the tiny models in this folder")
+    parser.add_argument("--fake", action="store_true", help="without SGLang: the plan in real time against stand-ins")
     return parser.parse_args()
 
 
 def choose_machine(options: argparse.Namespace, max_running: int, kv_tokens: int) -> Machine:
-    return cpu_machine(options.rehearse) if options.rehearse else gpu_machine(max_running, kv_tokens)
+    if options.rehearse:
+        return cpu_machine(options.rehearse)
+    return (fake_machine if options.fake else gpu_machine)(max_running, kv_tokens)

@@ -95,7 +95,7 @@ async def check_server(session: Session, running: Running, ladder: tuple[int, ..
 
 async def look_at_speed(session: Session, running: Running, concurrency: int, ladder: tuple[int, ...] | None) -> None:
     """Intervals of plain, of each step count, and what our rule does, at one concurrency."""
-    shape = Shape(128, 256) if session.machine.name == "gpu" else Shape(16, 64)
+    shape = Shape(128, 256) if session.machine.name != "cpu" else Shape(16, 64)
     async with session.client(running) as client:
         loop = ClosedLoop(client, concurrency, shape)
         loop.start()
@@ -121,7 +121,7 @@ async def main(session: Session) -> None:
     fleet = session.fleet
     fleet.start(servers_of(session.machine), session.end - 60)
     session.save()
-    concurrencies = (1, 32, 128) if session.machine.name == "gpu" else (1, 4)
+    concurrencies = (1, 32, 128) if session.machine.name != "cpu" else (1, 4)
     rng = random.Random(7)
     low, high = session.machine.vocabulary
     prompts = [[rng.randrange(low, high) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]

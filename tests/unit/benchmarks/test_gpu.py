@@ -130,7 +130,7 @@ def test_switches_are_told_for_ten_seconds() -> None:
     assert rates.switches_in_ten_seconds() == pytest.approx(2.5)
 
 
-# ---- the trimmed library ----------------------------------------------------------------------------------------------------------
+# ---- the trimmed library ----------------------------------------------------------------------------------------------------
 
 
 WANTED = b"FlashAttnFwdCombine" + b"\x11" * 45
