@@ -28,6 +28,10 @@ PROBE_CHANGE_SIGMAS = 3.0
 DRIFT_PER_SECOND = 0.1 / 60.0
 """How far p_j may have moved (one sigma) for each second without a trial."""
 STALE_SECONDS = 1.0
+HOPE_SIGMAS = 1.5
+BEST_RATE = 0.97
+HOPE_HALF_LIFE_SECONDS = 15.0
+"""Traffic changes whole: without a trial for so long, half the way from p_j to BEST_RATE is thought possible."""
 
 
 class Acceptance:
@@ -98,12 +102,17 @@ class Acceptance:
         """p_j."""
         return self._hits[position] / self._trials[position]
 
-    def sigma(self, position: int, now: float) -> float:
-        """Uncertainty of p_j, one sigma."""
-        rate = self.rate(position)
-        last = self._last_trial_at[position]
-        drift = 0.0 if last is None else DRIFT_PER_SECOND * max(0.0, now - last)
-        return math.sqrt(OVERDISPERSION * max(rate * (1.0 - rate), 0.01) / self._trials[position] + drift * drift)
+    def read(self, position: int, now: float) -> tuple[float, float, float]:
+        """p_j, its uncertainty (one sigma), and what it may be at best: by chance, and by a change since the last trial."""
+        trials, last = self._trials[position], self._last_trial_at[position]
+        rate = self._hits[position] / trials
+        age = 0.0 if last is None else max(0.0, now - last)
+        drift = DRIFT_PER_SECOND * age
+        sigma = math.sqrt(OVERDISPERSION * max(rate * (1.0 - rate), 0.01) / trials + drift * drift)
+        best = min(rate + HOPE_SIGMAS * sigma, BEST_RATE)
+        if age > STALE_SECONDS:
+            best = BEST_RATE - (BEST_RATE - best) * 0.5 ** (age / HOPE_HALF_LIFE_SECONDS)
+        return rate, sigma, best
 
     def trials(self, position: int) -> float:
         """Rows behind p_j, older ones counting less; the first guess is not among them."""

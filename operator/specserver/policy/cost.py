@@ -16,6 +16,7 @@ load moves it never has.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -34,8 +35,8 @@ KNOWN, PER_OCTAVE, PER_DOUBLED_COST, UNSEEN, MOST_UNCERTAIN = 0.005, 0.02, 0.15,
 """Relative uncertainty (one sigma) of a figure: measured; away from what was measured, by distance in batch size, and beyond
 the last measured one by how much the cost is predicted to change; of a step count never run; of anything."""
 PER_MINUTE, MOST_BY_AGE = 0.01, 0.05
-FIT_EVERY, CURVE_EVERY = 256, 16
-"""Records between two fits of the line, and between two looks at a step count's cells."""
+FIRST_FIT, LAST_FIT, CURVE_EVERY = 128, 4096, 16
+"""Records between two fits of the line, doubling from the first to the last, and between two looks at a step count's cells."""
 MANY_TOKENS = 1.0 / 200.0
 """First guess: this much of a small round's cost for each further token (200 tokens double it)."""
 START_SHARE, STEP_SHARE = 0.06, 0.05
@@ -63,11 +64,17 @@ class _Cell:
 
 @dataclass
 class _Curve:
-    """A step count's cells as it is read: rising in both, at 0 KV tokens."""
+    """A step count's cells as they are read: seconds at 0 KV tokens, rising with `running`.
+
+    gaps     uncertainty that the distance to the cell before brings in
+    records  how many had come in when this was made
+    """
 
     running: list[float]
     seconds: list[float]
     uncertainty: list[float]
+    gaps: list[float]
+    per_kv_token: float
     records: int
 
 
@@ -79,7 +86,7 @@ class Cost:
         self._curves: dict[int, _Curve] = {}
         self._line: tuple[float, float, float, float, float] | None = None
         self._records = 0
-        self._fitted_at = 0
+        self._fitted_at, self._fit_every = 0, FIRST_FIT
         per_token = None if profile is None else profile.seconds_per_kv_token
         self._kv_guess = per_token or 0.0
         self._kv_sums = [[0.0, 0.0], [0.0, 0.0]]
@@ -149,7 +156,8 @@ class Cost:
         cell.kv_tokens += share * more_tokens
         cell.deviation += share * (abs(error) - cell.deviation)
         cell.seen_at = now
-        if self._records - self._fitted_at >= FIT_EVERY:
+        if self._records - self._fitted_at >= self._fit_every:
+            self._fit_every = min(2 * self._fit_every, LAST_FIT)
             self._fit()
 
     @staticmethod
@@ -180,23 +188,22 @@ class Cost:
         curve = self._curves.get(steps)
         if curve is None or self._records - curve.records >= CURVE_EVERY:
             curve = self._curves[steps] = self._build_curve(steps, now)
-        tokens_seconds = self.seconds_per_kv_token(steps) * kv_tokens
         xs, ys = curve.running, curve.seconds
-        if not xs:
-            return self._on_line(steps, running) + tokens_seconds, UNSEEN
         place = bisect_left(xs, running)
         if 0 < place < len(xs):
-            part = (running - xs[place - 1]) / (xs[place] - xs[place - 1])
+            left = xs[place - 1]
+            part = (running - left) / (xs[place] - left)
             base = ys[place - 1] + part * (ys[place] - ys[place - 1])
-            near = place if part >= 0.5 else place - 1
-            gap = min(part, 1.0 - part) * math.log2(xs[place] / xs[place - 1])
-            return base + tokens_seconds, curve.uncertainty[near] + PER_OCTAVE * gap
+            uncertainty = curve.uncertainty[place if part >= 0.5 else place - 1] + min(part, 1.0 - part) * curve.gaps[place]
+            return base + curve.per_kv_token * kv_tokens, uncertainty
+        if not xs:
+            return self._on_line(steps, running) + curve.per_kv_token * kv_tokens, UNSEEN
         near = 0 if place == 0 else -1
         at_near, here = self._on_line(steps, xs[near]), self._on_line(steps, running)
         base = ys[near] + (here - at_near) * min(max(ys[near] / at_near, 0.5), 2.0)
         uncertainty = curve.uncertainty[near]
         uncertainty += PER_OCTAVE * abs(math.log2(running / xs[near])) + PER_DOUBLED_COST * abs(math.log2(here / at_near))
-        return max(base, 0.3 * ys[near]) + tokens_seconds, min(uncertainty, MOST_UNCERTAIN)
+        return max(base, 0.3 * ys[near]) + curve.per_kv_token * kv_tokens, min(uncertainty, MOST_UNCERTAIN)
 
     def _build_curve(self, steps: int, now: float) -> _Curve:
         cells = self._cells.get(steps, {})
@@ -215,10 +222,13 @@ class Cost:
                 last = blocks.pop()
                 block = [last[0] + block[0], last[1] + block[1], last[2] + block[2], max(last[3], block[3])]
             blocks.append(block)
+        running = [block[0] / block[2] for block in blocks]
         return _Curve(
-            [block[0] / block[2] for block in blocks],
+            running,
             [block[1] / block[2] for block in blocks],
             [block[3] for block in blocks],
+            [0.0, *(PER_OCTAVE * math.log2(right / left) for left, right in itertools.pairwise(running))],
+            per_token,
             self._records,
         )
 
@@ -252,20 +262,27 @@ class Cost:
         small = min(seconds / (1.0 + MANY_TOKENS * running * (steps + 1)) for steps, running, seconds in rows)
         guess = (small, small * MANY_TOKENS, small * START_SHARE, small * STEP_SHARE, 0.0)
         trust = (small, 0.7 * small * MANY_TOKENS, 0.1 * small, 0.05 * small, 0.3 * small * MANY_TOKENS)
-        # 2. The normal equations of the difference to it, in units of the trust.
+        # 2. The normal equations of the difference to it, in units of the trust. Written out: this runs beside the engine.
+        fixed, per_token, start, step, _ = guess
+        fixed_trust, token_trust, start_trust, step_trust, plain_trust = trust
         matrix = [[1.0 if i == j else 0.0 for j in range(5)] for i in range(5)]
         right = [0.0] * 5
+        pairs: tuple[tuple[int, float], ...]
         for steps, running, seconds in rows:
-            sigma = 0.03 * seconds
-            features = (1.0, running * (steps + 1), 1.0 if steps else 0.0, float(steps), 0.0 if steps else running)
-            scaled = [feature * scale / sigma for feature, scale in zip(features, trust, strict=True)]
-            error = (seconds - sum(f * g for f, g in zip(features, guess, strict=True))) / sigma
-            for i, left in enumerate(scaled):
-                if left:
-                    right[i] += left * error
-                    row = matrix[i]
-                    for j, other in enumerate(scaled):
-                        row[j] += left * other
+            weight = 1.0 / (0.03 * seconds)
+            tokens = running * (steps + 1)
+            f0, f1 = fixed_trust * weight, token_trust * tokens * weight
+            if steps:
+                error = (seconds - fixed - per_token * tokens - start - step * steps) * weight
+                pairs = ((0, f0), (1, f1), (2, start_trust * weight), (3, step_trust * steps * weight))
+            else:
+                error = (seconds - fixed - per_token * tokens) * weight
+                pairs = ((0, f0), (1, f1), (4, plain_trust * running * weight))
+            for i, left in pairs:
+                right[i] += left * error
+                row = matrix[i]
+                for j, other in pairs:
+                    row[j] += left * other
         # 3. Solved; a cost that falls with tokens or steps is no cost.
         solution = _solve(matrix, right)
         fixed, per_token, start, step, plain = (g + s * t for g, s, t in zip(guess, solution, trust, strict=True))

@@ -43,7 +43,7 @@ LOAD_ROSE = 1.25
 CALM_SECONDS = 10.0
 LEAST_MARGIN = 0.2
 TAKEN_BACK_SECONDS = 5.0
-EVALUATE_EVERY = 4
+EVALUATE_EVERY, LENGTHS_EVERY = 4, 8
 KNOWN_TRIALS = 32.0
 
 PROBE_SIGMAS = 1.5
@@ -90,7 +90,11 @@ class Measured:
         self._ladder: tuple[int, ...] = ()
         self._goodput: list[float] = []
         self._sigma: list[float] = []
+        self._hope: list[float] = []
         self._length: list[float] = []
+        self._length_sigma: list[float] = []
+        self._hopeful_length: list[float] = []
+        self._length_records, self._length_at = 0, 0.0
         self._ahead, self._ahead_tokens = 0, 0.0
         self._stale = EVALUATE_EVERY
         # holds
@@ -119,10 +123,11 @@ class Measured:
         probing = trial is not None and trial.steps == result.steps
         if result.steps and result.correct_drafts:
             self.acceptance.record(result.steps, result.correct_drafts, now, probing=probing)
+            self._length_records += 1
         if trial is not None and probing:
             trial.rounds += 1
             trial.rows += len(result.correct_drafts)
-            self._stale = EVALUATE_EVERY
+            self._stale, self._length_records = EVALUATE_EVERY, LENGTHS_EVERY
         seconds = result.seconds
         if seconds is None or not seconds > 0.0 or not math.isfinite(seconds):
             return
@@ -206,7 +211,7 @@ class Measured:
             return None
         self._down_turns = 0
         if best > place:
-            sure = goodput[best] * (1.0 - self._sigma[best]) / (goodput[place] * (1.0 + self._sigma[place])) - 1.0
+            sure = goodput[best] / goodput[place] * (1.0 - math.hypot(self._sigma[best], self._sigma[place])) - 1.0
             if sure >= policy.margin_up * calm and self._may_try(ladder[place + 1], now):
                 self._up_turns += 1
                 if self._up_turns >= UP_TURNS and not dwelling:
@@ -249,23 +254,41 @@ class Measured:
             and abs(tokens - self._ahead_tokens) <= 0.02 * self._ahead_tokens
         ):
             return
+        if ladder != self._ladder or self._length_records >= LENGTHS_EVERY or now - self._length_at > 1.0:
+            self._ladder = ladder
+            self._evaluate_lengths(ladder, now)
         self._stale = 0
-        self._ladder, self._ahead, self._ahead_tokens = ladder, ahead, tokens
-        # 2. Lengths, with the uncertainty that each further position adds.
-        survival = self.acceptance.survival()
-        goodput, sigmas, lengths = [], [], []
+        self._ahead, self._ahead_tokens = ahead, tokens
+        # 2. What the rungs cost there.
+        goodput, sigmas, hopes = [], [], []
+        predict, lengths, length_sigmas, hopeful = self.cost.predict, self._length, self._length_sigma, self._hopeful_length
+        for place, steps in enumerate(ladder):
+            seconds, uncertainty = predict(steps, ahead, tokens, now)
+            spread = length_sigmas[place]
+            goodput.append(lengths[place] / seconds)
+            sigmas.append(math.sqrt(spread * spread + uncertainty * uncertainty))
+            hopes.append(hopeful[place] / seconds * (1.0 + PROBE_SIGMAS * uncertainty))
+        self._goodput, self._sigma, self._hope = goodput, sigmas, hopes
+
+    def _evaluate_lengths(self, ladder: tuple[int, ...], now: float) -> None:
+        """E(k) of each rung, its relative uncertainty, and what it may be at best."""
+        self._length_records, self._length_at = 0, now
+        lengths, sigmas, hopes = [], [], []
         length, variance, position = 1.0, 0.0, 0
+        survival, hopeful_length, hopeful_survival = 1.0, 1.0, 1.0
         for steps in ladder:
             while position < steps:
                 position += 1
-                length += survival[position]
-                spread = survival[position - 1] * self.acceptance.sigma(position, now)
-                variance += spread * spread
-            seconds, uncertainty = self.cost.predict(steps, ahead, tokens, now)
-            goodput.append(length / seconds)
-            sigmas.append(math.sqrt(variance / (length * length) + uncertainty * uncertainty))
+                rate, sigma, best = self.acceptance.read(position, now)
+                variance += (survival * sigma) ** 2
+                survival *= rate
+                length += survival
+                hopeful_survival *= best
+                hopeful_length += hopeful_survival
             lengths.append(length)
-        self._goodput, self._sigma, self._length = goodput, sigmas, lengths
+            sigmas.append(math.sqrt(variance) / length)
+            hopes.append(hopeful_length)
+        self._length, self._length_sigma, self._hopeful_length = lengths, sigmas, hopes
 
     def _best(self, policy: Policy) -> int:
         best = 0
@@ -287,7 +310,7 @@ class Measured:
         chosen, bar = -1, goodput[place] * (1.0 + policy.margin_up)
         for candidate in range(len(ladder)):
             if candidate != place:
-                hope = goodput[candidate] * (1.0 + PROBE_SIGMAS * self._sigma[candidate])
+                hope = self._hope[candidate]
                 if hope > bar and self._may_try(ladder[candidate], now):
                     chosen, bar = candidate, hope
         if chosen < 0:
@@ -305,13 +328,18 @@ class Measured:
 
     def _continue_trial(self, policy: Policy, trial: _Trial, now: float) -> tuple[int, Reason]:
         ladder = policy.steps
-        moved = abs(self._ahead - trial.ahead) > max(2.0, 0.25 * trial.ahead)
-        if moved or now > trial.deadline or trial.home not in ladder:
+        if now > trial.deadline or trial.home not in ladder:
             self._end_trial(now)
             return (trial.home if trial.home in ladder else 0), Reason.PROBE_OVER
+        place = ladder.index(trial.steps)
+        here, home = self._goodput[place], self._goodput[ladder.index(trial.home)]
+        if self._hope[place] < home:
+            self._end_trial(now)
+            if trial.rounds:  # else only the load has changed
+                self._wait_longer(policy, trial.steps, now)
+            return trial.home, Reason.PROBE_OVER
         if trial.rounds < policy.probe.rounds:
             return trial.steps, Reason.PROBE
-        here, home = self._goodput[ladder.index(trial.steps)], self._goodput[ladder.index(trial.home)]
         hopeless = here < PROBE_HOPELESS * home
         enough = trial.rows >= PROBE_ROWS or trial.rounds >= PROBE_LONGEST * policy.probe.rounds
         if not hopeless and not enough:
