@@ -248,10 +248,13 @@ class FakeKubelet:
         arguments = container["args"]
         if "--speculative-algorithm" not in arguments:
             return FakeEngine(host=ip, port=port, admin_key=key, ladder=(0,), unarmed_reason="speculation is off")
-        ladder_file = arguments[arguments.index("--speculative-adaptive-config") + 1].rpartition("/")[2]
-        (ladder,) = json.loads(files[ladder_file]).values()
+        steps = [int(arguments[arguments.index("--speculative-num-steps") + 1])]
+        if "--speculative-adaptive-config" in arguments:
+            ladder_file = arguments[arguments.index("--speculative-adaptive-config") + 1].rpartition("/")[2]
+            (candidates,) = json.loads(files[ladder_file]).values()
+            steps = candidates["candidate_steps"]
         return FakeEngine(
-            host=ip, port=port, admin_key=key, ladder=tuple(ladder["candidate_steps"]), accept_length=2.5,
+            host=ip, port=port, admin_key=key, ladder=(0, *steps), accept_length=2.5,
             initial_policy=json.loads(files["policy.json"]),
         )  # fmt: skip
 

@@ -18,6 +18,9 @@ from specserver.policy.document import Policy
 
 Ladder = tuple[int, ...]
 
+MIN_ADAPTIVE_RUNGS = 2
+"""Of step counts above 0. A single one is SGLang's static step count, and adapting between it and 0 is the plugin's alone."""
+
 _LADDER_FILE = re.compile(r"^ladder-([0-9]{1,2}(?:-[0-9]{1,2})*)\.json$")
 
 
@@ -38,10 +41,11 @@ def build_policy(server: SpeculativeServer) -> Policy:
 def build_policy_config(server: SpeculativeServer, earlier_ladders: Iterable[Ladder] = ()) -> KubernetesObject:
     """The ConfigMap `<name>-policy`.
 
-    earlier_ladders   ladders of the live ConfigMap (`ladders_in`). A pod of an older revision whose container restarts in
-                      the middle of a rollout still asks for its own ladder's file, so no file is taken away.
+    earlier_ladders   what the files of the live ConfigMap list (`ladders_in`). A pod of an older revision whose container
+                      restarts in the middle of a rollout still asks for its own ladder's file, so no file is taken away.
     """
-    ladders = sorted({server.spec.speculation.ladder, *earlier_ladders})
+    rungs = adaptive_rungs(server)
+    ladders = sorted({*earlier_ladders, *([rungs] if rungs else [])})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -53,8 +57,18 @@ def build_policy_config(server: SpeculativeServer, earlier_ladders: Iterable[Lad
     }
 
 
+def adaptive_rungs(server: SpeculativeServer) -> Ladder | None:
+    """The step counts that SGLang prepares beside one another, or None where it prepares one alone.
+
+    0 is not among them: the plugin's zero step is plain decode, which needs no prepared state of SGLang's, and one would cost
+    memory (a fifth of a gigabyte on FlashAttention 3, a whole one on Triton) and two seconds of every start.
+    """
+    rungs = tuple(steps for steps in server.spec.speculation.ladder if steps > 0)
+    return rungs if len(rungs) >= MIN_ADAPTIVE_RUNGS else None
+
+
 def ladders_in(config_map: Mapping[str, Any] | None) -> tuple[Ladder, ...]:
-    """The ladders whose files a live policy ConfigMap holds; read from the file names, since contents follow from them."""
+    """What the ladder files of a live policy ConfigMap list; read from the file names, since contents follow from them."""
     names = (config_map or {}).get("data") or {}
     matches = (_LADDER_FILE.match(name) for name in sorted(names))
     return tuple(tuple(int(steps) for steps in match.group(1).split("-")) for match in matches if match)

@@ -12,6 +12,7 @@ import math
 
 from specserver.api import labels
 from specserver.api.v1alpha1 import SpeculativeServer
+from specserver.build.config import adaptive_rungs
 from specserver.build.models import engine_path, wanted_draft
 
 
@@ -69,10 +70,11 @@ def _requests_per_scheduler(server: SpeculativeServer) -> int:
 
 
 def _speculation(server: SpeculativeServer) -> list[str]:
-    """Speculation with the whole ladder captured from the start, so that a switch at run time is only a branch.
+    """Speculation with all step counts above 0 captured from the start, so that a switch at run time needs no start.
 
     The start value is the ladder's largest: it sizes buffers that smaller step counts share. One draft a step (topk 1) is
-    what SGLang can adapt at run time; the verify batch then holds the drafted tokens and one more.
+    what SGLang can adapt at run time; the verify batch then holds the drafted tokens and one more. A ladder of 0 and one
+    other step count needs nothing adaptive of SGLang: 0 is the plugin's.
     """
     draft = wanted_draft(server)
     if draft is None:
@@ -84,11 +86,13 @@ def _speculation(server: SpeculativeServer) -> list[str]:
     ]  # fmt: skip
     if draft.revision is not None:
         arguments += ["--speculative-draft-model-revision", draft.revision]
-    return [
-        *arguments,
+    arguments += [
         "--speculative-num-steps", str(ladder[-1]),
         "--speculative-eagle-topk", "1",
         "--speculative-num-draft-tokens", str(ladder[-1] + 1),
-        "--speculative-adaptive",
-        "--speculative-adaptive-config", f"{labels.POLICY_DIRECTORY}/{labels.ladder_file_name(ladder)}",
     ]  # fmt: skip
+    rungs = adaptive_rungs(server)
+    if rungs is not None:
+        file = f"{labels.POLICY_DIRECTORY}/{labels.ladder_file_name(rungs)}"
+        arguments += ["--speculative-adaptive", "--speculative-adaptive-config", file]
+    return arguments

@@ -36,16 +36,26 @@ def test_the_engine_can_read_the_file_it_starts_with(mode: str) -> None:
     assert parse_policy(document) == build_policy(server)
 
 
-def test_ladder_file_is_one_slot_with_every_step() -> None:
+def test_ladder_file_is_one_slot_with_every_step_above_0() -> None:
     data = build_policy_config(make_server({"speculation.maxSteps": 5, "speculation.steps": [0, 1, 5]}))["data"]
-    assert json.loads(data["ladder-0-1-5.json"]) == {"1": {"candidate_steps": [0, 1, 5]}}
+    assert json.loads(data["ladder-1-5.json"]) == {"1": {"candidate_steps": [1, 5]}}
+
+
+def test_a_single_step_count_above_0_needs_no_file() -> None:
+    assert list(build_policy_config(make_server({"speculation.maxSteps": 1}))["data"]) == ["policy.json"]
 
 
 def test_ladder_of_pods_not_yet_replaced_stays() -> None:
     before = build_policy_config(make_server({"speculation.maxSteps": 2}))
     after = build_policy_config(make_server({"speculation.maxSteps": 4}), ladders_in(before))
-    assert after["data"]["ladder-0-1-2.json"] == before["data"]["ladder-0-1-2.json"]
-    assert "ladder-0-1-2-3-4.json" in after["data"]
+    assert after["data"]["ladder-1-2.json"] == before["data"]["ladder-1-2.json"]
+    assert "ladder-1-2-3-4.json" in after["data"]
+
+
+def test_a_file_that_lists_0_stays_as_it_is() -> None:
+    """Of an operator that had SGLang prepare 0: its pods read it again when their container restarts."""
+    data = build_policy_config(make_server(), [(0, 1, 2, 3)])["data"]
+    assert json.loads(data["ladder-0-1-2-3.json"]) == {"1": {"candidate_steps": [0, 1, 2, 3]}}
 
 
 def test_building_again_over_what_is_live_changes_nothing() -> None:

@@ -53,10 +53,10 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "start value is the largest step": ({"speculation.maxSteps": 5}, "--speculative-num-steps", "5"),
     "verify batch is one more": ({"speculation.maxSteps": 5}, "--speculative-num-draft-tokens", "6"),
     "one draft a step": ({}, "--speculative-eagle-topk", "1"),
-    "ladder by default": ({}, "--speculative-adaptive-config", "/etc/specserver/ladder-0-1-2-3.json"),
+    "ladder by default": ({}, "--speculative-adaptive-config", "/etc/specserver/ladder-1-2-3.json"),
     "ladder": (
         {"speculation.maxSteps": 5, "speculation.steps": [0, 2, 5]},
-        "--speculative-adaptive-config", "/etc/specserver/ladder-0-2-5.json",
+        "--speculative-adaptive-config", "/etc/specserver/ladder-2-5.json",
     ),
     "dollar in a field is not a variable": ({"model.servedName": "a$(HOME)"}, "--served-model-name", "a$$(HOME)"),
 }  # fmt: skip
@@ -71,6 +71,17 @@ def test_field_becomes_flag(changes: dict[str, Any], flag: str, value: str) -> N
 def test_the_speculating_modes_share_one_command_line(mode: str) -> None:
     assert arguments({"speculation.mode": mode}) == arguments()
     assert "--speculative-adaptive" in arguments()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"speculation.maxSteps": 1}, {"speculation.maxSteps": 4, "speculation.steps": [0, 4]}],
+    ids=["one step", "one rung"],
+)
+def test_a_single_step_count_above_0_needs_nothing_adaptive(changes: dict[str, Any]) -> None:
+    built = arguments(changes)
+    assert "--speculative-num-steps" in built
+    assert [argument for argument in built if "adaptive" in argument] == []
 
 
 @pytest.mark.parametrize("draft", [None, {"uri": "hf://org/draft"}], ids=["without draft", "with draft"])
