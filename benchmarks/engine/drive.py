@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -43,8 +43,8 @@ def profile_of(order: str) -> tuple[str, tuple[float, ...]]:
 
 
 class Benchmark:
-    def __init__(self, session: Session, plan: Plan) -> None:
-        self.session, self.plan = session, plan
+    def __init__(self, session: Session, plan: Plan, only: Sequence[str]) -> None:
+        self.session, self.plan, self.only = session, plan, only
         self.tables: dict[str, str] = {}
         session.raw["plan"] = {
             "prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies,
@@ -54,7 +54,8 @@ class Benchmark:
 
     def start(self, *servers: Server) -> None:
         session = self.session
-        session.fleet.start(servers, min(session.end - 30, session.began + self.plan.start_seconds))
+        chosen = [server for server in servers if not self.only or server.name in self.only]
+        session.fleet.start(chosen, min(session.end - 30, session.began + self.plan.start_seconds))
         for name, table in (("default", plans.STOCK_DEFAULT), ("off-at-64", plans.STOCK_OFF_AT_64)):
             path = Path("/tmp") / f"adaptive-{name}.json"
             write_table(path, table)
@@ -279,11 +280,16 @@ class Benchmark:
         await self.under_load(server, concurrency, measure)
 
 
-async def main(session: Session, plan: Plan, part: str) -> None:
-    benchmark = Benchmark(session, plan)
+async def main(session: Session, plan: Plan, part: str, only: Sequence[str]) -> None:
+    benchmark = Benchmark(session, plan, only)
     await {"table": benchmark.table, "waves": benchmark.waves}[part]()
-    if "ours" in session.fleet.running:
-        session.raw["stateAfter"] = Product(session.fleet.running["ours"], LADDER).state()
+
+    async def note_what_it_knows() -> None:
+        product = Product(benchmark.running(OURS), LADDER)
+        session.raw["stateAfter"] = product.state()
+        session.raw["profile"] = product.profile()
+
+    await session.stage("what our rule knows", 1, note_what_it_knows)
 
 
 if __name__ == "__main__":
@@ -292,7 +298,7 @@ if __name__ == "__main__":
     machine = choose_machine(options, plan.max_running, plan.kv_tokens)
     run = Session(f"engine-{options.part}", options.out, options.deadline, machine)
     try:
-        asyncio.run(main(run, plan, options.part))
+        asyncio.run(main(run, plan, options.part, options.only.split(",") if options.only else ()))
     except Exception as failure:
         run.problem("engine", failure)
         raise

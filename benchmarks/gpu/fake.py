@@ -179,7 +179,7 @@ async def main() -> None:
         [
             web.get("/health", done), web.post("/flush_cache", done), web.post("/generate", engine.generate),
             web.post("/abort_request", engine.abort), web.put("/specserver/v1/policy", engine.put_policy),
-            web.get("/specserver/v1/state", engine.state),
+            web.get("/specserver/v1/state", engine.state), web.get("/specserver/v1/profile", done),
         ]
     )  # fmt: skip
     runner = web.AppRunner(app)

@@ -24,6 +24,11 @@ class Product:
         rank: dict[str, Any] = self._running.call("GET", f"{PATH}/state")["ranks"][0]
         return rank
 
+    def profile(self) -> dict[str, Any]:
+        """Step costs that our rule has measured, in the form that a server can start from."""
+        document: dict[str, Any] = self._running.call("GET", f"{PATH}/profile")
+        return document
+
     def measured(self, **changes: object) -> None:
         """Our rule decides."""
         self._put(mode="Auto", strategy="Measured", **changes)

@@ -52,9 +52,11 @@ class RoundWriter:
 
 
 def read_rounds(path: Path) -> Any:
-    """All records so far, as a numpy array of its own."""
+    """All records so far, as a numpy array of its own; none before the engine's first round."""
     import numpy
 
+    if not path.exists():
+        return numpy.zeros(0, dtype=FIELDS)
     with path.open("rb") as file:
         (count,) = _COUNT.unpack(file.read(_COUNT.size))
         return numpy.frombuffer(file.read(count * _RECORD.size), dtype=FIELDS).copy()

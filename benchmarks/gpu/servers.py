@@ -32,6 +32,7 @@ REPOSITORY = HERE.parents[1]
 ADMIN_KEY = "benchmark"
 FIRST_PORT = 30000
 POLL_SECONDS = 0.3
+STAGGER_SECONDS = 2.0
 LOG_TAIL_LINES = 40
 LOG_LINE_CHARACTERS = 300
 
@@ -149,35 +150,50 @@ class Fleet:
     def __init__(self, machine: Machine, directory: Path, say: Any) -> None:
         self._machine, self._directory, self._say = machine, directory, say
         self._started = 0
+        self._starting: dict[str, Running] = {}
         self.running: dict[str, Running] = {}
         self.facts: dict[str, dict[str, Any]] = {}
 
-    def start(self, servers: Iterable[Server], deadline: float, stagger_seconds: float = 2.0) -> None:
+    def start(self, servers: Sequence[Server], deadline: float) -> None:
         """Starts all and waits until each is ready, has ended, or the deadline (monotonic) is reached."""
-        waiting = []
+        self.launch(servers)
+        self.wait_for([server.name for server in servers], deadline)
+        if not self.running:
+            raise RuntimeError("no server is up: nothing can be measured")
+
+    def launch(self, servers: Iterable[Server]) -> None:
         for server in servers:
             running = Running(self._machine, server, self._started, self._directory)
             self._started += 1
             self.facts[server.name] = {"command": running.command[1:], "product": server.product, "ready": False}
-            waiting.append(running)
-            time.sleep(stagger_seconds)
+            self._starting[server.name] = running
+            time.sleep(STAGGER_SECONDS)
+
+    def wait_for(self, names: Iterable[str], deadline: float) -> None:
+        """A server that is not ready at the deadline is stopped."""
+        waiting = [name for name in names if name in self._starting]
         while waiting and time.monotonic() < deadline:
-            for running in list(waiting):
-                if running.is_ready():
-                    running.start_seconds = time.monotonic() - running.started_at
-                    self.running[running.name] = running
-                    self.facts[running.name].update(ready=True, startSeconds=round(running.start_seconds, 1))
-                    self._say(f"{running.name}: ready after {running.start_seconds:.0f} s, {gpu_memory_mib()} MiB in use")
-                    waiting.remove(running)
-                elif not running.is_alive():
-                    self._give_up(running, f"ended with {running.process.returncode} at start")
-                    waiting.remove(running)
+            for name in list(waiting):
+                if self._has_settled(self._starting[name]):
+                    del self._starting[name]
+                    waiting.remove(name)
             time.sleep(POLL_SECONDS)
-        for running in waiting:
+        for name in waiting:
+            running = self._starting.pop(name)
             self._give_up(running, "was not ready in time")
             running.stop()
-        if not self.running:
-            raise RuntimeError("no server is up: nothing can be measured")
+
+    def _has_settled(self, running: Running) -> bool:
+        if running.is_ready():
+            running.start_seconds = time.monotonic() - running.started_at
+            self.running[running.name] = running
+            self.facts[running.name].update(ready=True, startSeconds=round(running.start_seconds, 1))
+            self._say(f"{running.name}: ready after {running.start_seconds:.0f} s, {gpu_memory_mib()} MiB in use")
+            return True
+        if not running.is_alive():
+            self._give_up(running, f"ended with {running.process.returncode} at start")
+            return True
+        return False
 
     def _give_up(self, running: Running, why: str) -> None:
         self.facts[running.name].update(failed=why, logTail=running.log_tail())
@@ -192,6 +208,9 @@ class Fleet:
         wait_for_free_gpu()
 
     def stop_all(self) -> None:
+        for running in self._starting.values():
+            running.stop()
+        self._starting.clear()
         self.stop(list(self.running))
 
 

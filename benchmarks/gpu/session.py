@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import platform
+import shutil
 import subprocess
 import tarfile
 import time
@@ -35,6 +36,7 @@ class Session:
         self._out, self._path = out, out / "raw.json"
         out.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(os.environ.get("BENCHMARK_SCRATCH", "/tmp/benchmark")) / name
+        shutil.rmtree(self._scratch, ignore_errors=True)  # an earlier run's, on the same machine
         self.fleet = Fleet(machine, self._scratch, self.say)
         self.raw: dict[str, Any] = {
             "benchmark": name, "machine": describe_machine(machine), "cells": [], "leftOut": [], "problems": [],
@@ -163,6 +165,7 @@ def parse_arguments(name: str) -> argparse.Namespace:
     parser.add_argument("deadline", type=float, help="seconds after which nothing new is begun")
     parser.add_argument("--part", default="all", help="which part of the benchmark")
     parser.add_argument("--trained", type=Path, metavar="DIR", help="a trained pair: target/ and eagle3/")
+    parser.add_argument("--only", help="servers to start, with commas; all if left out")
     parser.add_argument("--rehearse", type=Path, metavar="MODELS", help="on a CPU, with the tiny models in this folder")
     parser.add_argument("--fake", action="store_true", help="without SGLang: the plan in real time against stand-ins")
     return parser.parse_args()
