@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,7 +31,6 @@ from benchmarks.gpu.rounds import read_rounds
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 ADMIN_KEY = "benchmark"
-FIRST_PORT = 30000
 POLL_SECONDS = 0.3
 STAGGER_SECONDS = 2.0
 LOG_TAIL_LINES = 40
@@ -84,9 +84,9 @@ class Server:
 class Running:
     """A started server."""
 
-    def __init__(self, machine: Machine, server: Server, number: int, directory: Path) -> None:
+    def __init__(self, machine: Machine, server: Server, directory: Path) -> None:
         self.server = server
-        self.port = FIRST_PORT + 100 * number
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = directory / server.name
         self.controls = probe.ControlFile(self.directory)
@@ -149,7 +149,6 @@ class Fleet:
 
     def __init__(self, machine: Machine, directory: Path, say: Any) -> None:
         self._machine, self._directory, self._say = machine, directory, say
-        self._started = 0
         self._starting: dict[str, Running] = {}
         self.running: dict[str, Running] = {}
         self.facts: dict[str, dict[str, Any]] = {}
@@ -163,8 +162,7 @@ class Fleet:
 
     def launch(self, servers: Iterable[Server]) -> None:
         for server in servers:
-            running = Running(self._machine, server, self._started, self._directory)
-            self._started += 1
+            running = Running(self._machine, server, self._directory)
             self.facts[server.name] = {"command": running.command[1:], "product": server.product, "ready": False}
             self._starting[server.name] = running
             time.sleep(STAGGER_SECONDS)
@@ -333,6 +331,13 @@ def wait_for_free_gpu(seconds: float = 10) -> None:
             return
         before = used
         time.sleep(POLL_SECONDS)
+
+
+def free_port() -> int:
+    with socket.socket() as candidate:
+        candidate.bind(("127.0.0.1", 0))
+        port: int = candidate.getsockname()[1]
+        return port
 
 
 def processes_of_session(session: int) -> list[int]:

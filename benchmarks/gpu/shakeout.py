@@ -49,6 +49,7 @@ async def outputs_of(
         answers = [(await client.generate(prompt, OUTPUT_TOKENS))["output_ids"] for prompt in prompts]
         if beside:
             beside.cancel()
+            await asyncio.gather(beside, return_exceptions=True)
         return answers
 
 

@@ -247,6 +247,7 @@ class Benchmark:
                 outputs.append(answer["output_ids"])
             if toggling:
                 toggling.cancel()
+                await asyncio.gather(toggling, return_exceptions=True)
             product.fixed(3)
             await asyncio.sleep(0.1)
             # 3. Second turns.
