@@ -37,7 +37,7 @@ OURS = Server("ours", 3, {"1": LADDER[1:]}, product=True, variables=SIMULATED)
 
 
 def profile_of(order: str) -> tuple[str, tuple[float, ...]]:
-    """Fixed arms see one acceptance model on the way up and the other on the way down; our rule sees both each time."""
+    """One acceptance model on the way up, the other on the way down: a change costs a rule time, which is measured apart."""
     name = "healthy" if order == "rising" else "poor"
     return name, PROFILES[name]
 
@@ -92,7 +92,7 @@ class Benchmark:
     # ---- the table -----------------------------------------------------------------------------------------------------------
 
     async def table(self) -> None:
-        """Every concurrency rising, then falling: what drifts over the run falls on all arms alike."""
+        """Every concurrency rising with the healthy draft, then falling with the poor one; then drafts that change."""
         self.start(PLAIN, STATIC, STOCK, OURS)
         await self.session.stage("warm-up", 20, self.warm_up)
         await self.session.stage("learning", 40, self.learn)
@@ -106,6 +106,10 @@ class Benchmark:
                     await self.session.stage(
                         f"{order} C={concurrency} {name}", seconds, partial(arms, concurrency, order)
                     )
+        for concurrency in self.plan.change_concurrencies:
+            await self.session.stage(
+                f"change C={concurrency}", 4 * self.plan.change_seconds + 3, partial(self.change, concurrency)
+            )
 
     async def learn(self) -> None:
         """Our rule starts without a profile: some traffic at each concurrency, which a server has behind it when it is looked at.
@@ -127,31 +131,39 @@ class Benchmark:
         self.session.raw["stateAfterLearning"] = product.state()
 
     async def ours_arms(self, concurrency: int, order: str) -> None:
-        """Our rule on the healthy profile, through the change to the poor one, and on the poor one; then each step count fixed.
+        """Our rule, each step count fixed, and our rule again.
 
-        The rule comes first: what it is told in the fixed arms can help it only when the same concurrency comes again.
+        The first time the rule has at this concurrency what it found out itself, at least on the way up; the second time it has
+        also seen the fixed arms. Both are measured, and the raw data tells them apart.
         """
         plan, session = self.plan, self.session
         profile, survival = profile_of(order)
 
         async def measure(running: Running) -> None:
             product = Product(running, LADDER)
-            running.controls.set(survival=plans.HEALTHY)
-            product.measured()
-            await asyncio.sleep(plan.adapt_seconds)
-            window = 1.5 * plan.window_seconds
-            await session.window(running, window, concurrency, plans.HEALTHY, arm="measured", profile="healthy", order=order)
-            running.controls.set(survival=plans.POOR)
-            await session.window(
-                running, plan.adapt_seconds, concurrency, plans.POOR, arm="changing", profile="poor", order=order
-            )
-            await session.window(running, window, concurrency, plans.POOR, arm="measured", profile="poor", order=order)
             running.controls.set(survival=survival)
-            for steps in LADDER:
-                product.fixed(steps)
-                await asyncio.sleep(plan.settle_seconds)
+            for arm in ("measured", *(f"fixed-{steps}" for steps in LADDER), "measured"):
+                own = arm == "measured"
+                product.measured() if own else product.fixed(int(arm[-1]))
+                await asyncio.sleep(plan.adapt_seconds if own else plan.settle_seconds)
+                seconds = 1.5 * plan.window_seconds if own else plan.window_seconds
+                await session.window(running, seconds, concurrency, survival, arm=arm, profile=profile, order=order)
+
+        await self.under_load(OURS, concurrency, measure)
+
+    async def change(self, concurrency: int) -> None:
+        """Our rule while acceptance falls from one second to the next, and when it comes back."""
+        plan, session = self.plan, self.session
+
+        async def measure(running: Running) -> None:
+            Product(running, LADDER).measured()
+            running.controls.set(survival=plans.HEALTHY)
+            await asyncio.sleep(plan.change_seconds)
+            for half, profile in enumerate(("healthy", "poor", "healthy")):
+                survival = PROFILES[profile]
+                running.controls.set(survival=survival)
                 await session.window(
-                    running, plan.window_seconds, concurrency, survival, arm=f"fixed-{steps}", profile=profile, order=order
+                    running, plan.change_seconds, concurrency, survival, arm="changing", profile=profile, order=f"change {half}"
                 )
 
         await self.under_load(OURS, concurrency, measure)

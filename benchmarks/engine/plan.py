@@ -36,6 +36,7 @@ class Plan:
     settle_seconds   after a change of arm, before its window
     adapt_seconds    the same for rules that have to learn
     learn_seconds    at each concurrency, before anything counts: our rule starts without a profile
+    change_seconds   with each of three drafts, healthy, poor and healthy again, at the concurrencies beside it
     wave             requests of the square wave's low and high phase
     periods          seconds of one wave, with the number of waves
     """
@@ -47,6 +48,8 @@ class Plan:
     settle_seconds: float = 0.25
     adapt_seconds: float = 0.8
     learn_seconds: float = 2.5
+    change_seconds: float = 2.5
+    change_concurrencies: tuple[int, ...] = (4, 32, 128)
     wave: tuple[int, int] = (2, 200)
     wave_shape: Shape = WAVE_REQUEST
     periods: tuple[tuple[float, int], ...] = ((1.0, 6), (5.0, 2), (20.0, 1))
@@ -62,6 +65,7 @@ REHEARSAL = Plan(
     window_seconds=1.0,
     adapt_seconds=0.5,
     learn_seconds=1.0,
+    change_concurrencies=(4,),
     wave=(2, 10),
     wave_shape=Shape(8, 64),
     periods=((1.0, 3), (5.0, 1)),

@@ -26,10 +26,13 @@ Cell = dict[str, Any]
 
 
 class Rates:
-    """Rates by arm, concurrency and acceptance model: the mean where an arm ran on the way up and down."""
+    """Rates by arm, concurrency and acceptance model: the mean where an arm ran more than once."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
-        self._cells = [cell for cell in cells if cell["order"] in ("rising", "falling") and cell.get("expectedPerSecond")]
+        usable = [cell for cell in cells if cell.get("expectedPerSecond")]
+        self._cells = [cell for cell in usable if cell["order"] in ("rising", "falling")]
+        self._changing = [cell for cell in usable if cell["arm"] == "changing"]
+        self.change_concurrencies = sorted({cell["concurrency"] for cell in self._changing})
         self.concurrencies = sorted({cell["concurrency"] for cell in self._cells})
 
     def cells(self, arm: str, concurrency: int, profile: str) -> list[Cell]:
@@ -57,19 +60,14 @@ class Rates:
         return None if ours is None or plain is None else ours / plain
 
     def ratio_through_change(self, concurrency: int) -> float | None:
-        """Ours over the best fixed step count while acceptance falls half-way: one fixed count for both halves."""
-        ours = [
-            cell
-            for cell in self._cells
-            if cell["concurrency"] == concurrency and cell["arm"] in ("measured", "changing")
-        ]
-        seconds = {name: sum(cell["seconds"] for cell in ours if cell["profile"] == name) for name in PROFILES}
+        """Ours over the best fixed step count while acceptance falls and comes back: one fixed count all the time."""
+        ours = [cell for cell in self._changing if cell["concurrency"] == concurrency]
         tokens = sum(cell["expectedPerSecond"] * cell["seconds"] for cell in ours)
         fixed = []
         for arm in FIXED:
-            rates = [self.rate(arm, concurrency, name) for name in PROFILES]
-            if None not in rates:
-                fixed.append(sum((rate or 0.0) * seconds[name] for rate, name in zip(rates, PROFILES, strict=True)))
+            rates = {name: self.rate(arm, concurrency, name) for name in PROFILES}
+            if None not in rates.values():
+                fixed.append(sum((rates[cell["profile"]] or 0.0) * cell["seconds"] for cell in ours))
         return tokens / max(fixed) if fixed and tokens else None
 
     def switches_in_ten_seconds(self, concurrency: int | None = None) -> float | None:
@@ -97,8 +95,9 @@ def targets_of(rates: Rates, waves: Sequence[dict[str, Any]]) -> list[Target]:
             target(f"ours ÷ best fixed steps, mean, {name} draft", mean, "ratio", "≥", 0.985),
             target(f"ours ÷ no speculation, worst concurrency, {name} draft", worst(to_plain), "ratio", "≥", 0.98),
         ]
-    changing = worst([rates.ratio_through_change(concurrency) for concurrency in rates.concurrencies])
-    targets.append(target("ours ÷ best fixed steps while acceptance falls, worst concurrency", changing, "ratio", "≥", 0.97))
+    changing = worst([rates.ratio_through_change(concurrency) for concurrency in rates.change_concurrencies])
+    name = "ours ÷ best fixed steps while acceptance falls and returns, worst concurrency"
+    targets.append(target(name, changing, "ratio", "≥", 0.97))
     targets.append(target("switches at constant load", rates.switches_in_ten_seconds(), "in 10 s", "≤", 1))
     for period in (1.0, 5.0, 20.0):
         ratio = wave_ratio(waves, period, "measured")
@@ -132,7 +131,7 @@ def markdown(
         rows.append(["ours ÷ best fixed", *(show(rates.ratio(concurrency, name), ".3f") for concurrency in rates.concurrencies)])
         parts += [f"\n## Output tokens a second, prefill included, {name} draft\n", table(["arm", *columns], rows)]
     rows = [
-        ["ours ÷ best fixed while acceptance falls", *(show(rates.ratio_through_change(c), ".3f") for c in rates.concurrencies)],
+        ["ours ÷ best fixed, draft changing", *(show(rates.ratio_through_change(c), ".3f") for c in rates.concurrencies)],
         ["switches in 10 s", *(show(rates.switches_in_ten_seconds(c), ".1f") for c in rates.concurrencies)],
     ]
     parts += ["\n## Change and calm\n", table(["", *columns], rows)]
@@ -199,7 +198,8 @@ def draw(rates: Rates, waves: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_title(f"square wave of {period:g} s")
         axis.set_xlabel("s")
         axis.set_ylabel("steps")
-        axis.legend(fontsize=8)
+        if axis.lines:
+            axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
