@@ -145,9 +145,13 @@ async def main(session: Session) -> None:
         for name, running in fleet.running.items():
             look = partial(look_at_speed, session, running, concurrency, None if name == "plain" else ladder_of(running))
             await session.stage(f"speed {name} C={concurrency}", 12, look)
-    for name, running in fleet.running.items():
-        if name != "plain":
-            session.raw.setdefault("checks", {}).setdefault(name, {})["stateAtEnd"] = Product(running, LADDER).state()
+
+    async def note_states() -> None:
+        for name, running in fleet.running.items():
+            if name != "plain":
+                session.raw["checks"][name]["stateAtEnd"] = Product(running, LADDER).state()
+
+    await session.stage("states", 1, note_states)
 
 
 if __name__ == "__main__":
