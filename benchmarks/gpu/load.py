@@ -27,6 +27,10 @@ class Shape:
     output: int
 
 
+class Aborted(Exception):
+    """A request ended because the load was told to fall."""
+
+
 @dataclass
 class Client:
     """Sends requests to one engine. Errors are counted and kept, never raised into a measurement."""
@@ -64,7 +68,7 @@ class Client:
         async with self._session.post(f"{self.url}/generate", json=body) as response:
             answer = await response.json()
             if response.status != 200:
-                raise RuntimeError(str(answer)[:300])
+                raise (Aborted if "abort" in str(answer).lower() else RuntimeError)(str(answer)[:300])
             return answer
 
     async def post(self, path: str, body: object = None) -> None:
@@ -93,6 +97,8 @@ class ClosedLoop:
             try:
                 await self._client.generate(self._client.prompt(self._shape.prompt), output)
                 self._client.done += 1
+            except Aborted:
+                pass
             except Exception as error:  # noqa: BLE001 — counted; the other requests go on
                 if not self._stopping:
                     self._client.errors.append(repr(error)[:300])
@@ -140,10 +146,11 @@ class SquareWave:
         while self._up:
             try:
                 await self._client.generate([self._client.prompt(self._shape.prompt) for _ in range(size)], self._shape.output)
-            except Exception as error:  # noqa: BLE001 — an aborted group answers with an error, which is what was asked for
-                if self._up:
-                    self._client.errors.append(repr(error)[:300])
-                    await asyncio.sleep(0.05)
+            except Aborted:
+                pass
+            except Exception as error:  # noqa: BLE001 — counted; the wave goes on
+                self._client.errors.append(repr(error)[:300])
+                await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
         self._up = False
