@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import signal
 import time
@@ -14,7 +15,7 @@ from specserver.api import labels
 from specserver.cluster.client import KubernetesCluster
 from specserver.cluster.errors import ClusterError, NotFound
 from specserver.cluster.lease import Leases
-from specserver.controller.handlers import build_registry, build_settings
+from specserver.controller.handlers import ServerEvents, build_registry, build_settings
 from specserver.controller.policies import PolicyPusher
 from specserver.controller.queue import Key, Outcome, RequeueAfter, WorkQueue
 from specserver.controller.reconcile import Reconciler
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_RECONCILE_SECONDS = 300.0
 _CRD_POLL_SECONDS = 2.0
+_LIST_SECONDS = 20.0
 _WITHOUT_LEASE_SECONDS = 3.0
 
 
@@ -56,6 +58,7 @@ async def run(settings: Settings) -> None:
         return outcome
 
     queue = WorkQueue(reconcile, workers=settings.workers)
+    on_server = ServerEvents(queue.add)
     watching = asyncio.Event()
 
     def alive() -> str:
@@ -77,7 +80,7 @@ async def run(settings: Settings) -> None:
         await _await_crd(cluster, settings)
         watching.set()
         await kopf.operator(
-            registry=build_registry(queue.add),
+            registry=build_registry(queue.add, on_server),
             settings=build_settings(),
             # kopf would ask for the user's name, which a user without an entry in /etc/passwd has not.
             identity="specserver",  # type: ignore[arg-type]
@@ -86,7 +89,8 @@ async def run(settings: Settings) -> None:
             namespaces=settings.namespaces,
         )
 
-    tasks = [asyncio.create_task(part) for part in (queue.run(), watch(), leases.run(), stopped.wait())]
+    listing = _list_servers(cluster, settings, on_server)
+    tasks = [asyncio.create_task(part) for part in (queue.run(), watch(), listing, leases.run(), stopped.wait())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -100,6 +104,19 @@ async def run(settings: Settings) -> None:
         await pages.cleanup()
         await session.close()
         await cluster.close()
+
+
+async def _list_servers(cluster: KubernetesCluster, settings: Settings, on_server: ServerEvents) -> None:
+    """Finds new and changed servers without the watch: a stream can be silent for a minute and look alive."""
+    while True:
+        await asyncio.sleep(_LIST_SECONDS)
+        try:
+            listed = [await cluster.list_all(labels.KIND, namespace) for namespace in settings.namespaces or ("",)]
+        except ClusterError as error:
+            _log.info("servers were not listed: %s", error.message)
+            continue
+        for body in itertools.chain.from_iterable(listed):
+            on_server.handle("MODIFIED", body)
 
 
 async def _await_crd(cluster: KubernetesCluster, settings: Settings) -> None:

@@ -32,16 +32,23 @@ _PREFIXES = {
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     labels.KIND: (f"/apis/{labels.API_VERSION}", labels.PLURAL),
 }
-_REQUEST_TIMEOUT_SECONDS = 30.0
+_REQUEST_TIMEOUT_SECONDS = 10.0
+"""With the queue's longest back-off this is less than 30 s, in which a server is to be in order after an API server that hung."""
+
+
+_LONGEST_MESSAGE = 600
 
 
 class Cluster(Protocol):
     """What the rest of the package needs of an API server."""
 
     async def get(self, kind: str, namespace: str, name: str) -> Body: ...
-    async def list_all(self, kind: str, namespace: str, *, label_selector: str = "") -> list[Body]: ...
+    async def list_all(self, kind: str, namespace: str, *, label_selector: str = "") -> list[Body]:
+        """Those of a namespace, or of all where it is empty."""
+        ...
+
     async def create(self, body: Body) -> Body: ...
-    async def apply(self, body: Body, *, field_manager: str) -> Body: ...
+    async def apply(self, body: Body, *, field_manager: str, dry_run: bool = False) -> Body: ...
     async def patch(self, kind: str, namespace: str, name: str, body: Body, *, field_manager: str) -> Body: ...
     async def patch_status(self, kind: str, namespace: str, name: str, body: Body, *, field_manager: str) -> Body: ...
 
@@ -78,10 +85,10 @@ class KubernetesCluster:
     async def create(self, body: Body) -> Body:
         return await self._request("create", body["kind"], _path(body["kind"], body["metadata"]["namespace"]), body=body)
 
-    async def apply(self, body: Body, *, field_manager: str) -> Body:
-        """Server-side apply. Conflicts are forced: a field that we own is ours."""
+    async def apply(self, body: Body, *, field_manager: str, dry_run: bool = False) -> Body:
+        """Server-side apply. Conflicts are forced: a field that we own is ours. A dry run answers and changes nothing."""
         path = _path(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
-        query = [("fieldManager", field_manager), ("force", "true")]
+        query = [("fieldManager", field_manager), ("force", "true"), *([("dryRun", "All")] if dry_run else [])]
         return await self._request(
             "apply", body["kind"], path, body=body, query=query, content_type="application/apply-patch+yaml"
         )
@@ -136,17 +143,23 @@ class KubernetesCluster:
 
 def _path(kind: str, namespace: str, name: str = "") -> str:
     prefix, plural = _PREFIXES[kind]
-    path = f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}"
+    path = f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{prefix}/{plural}"
     return f"{path}/{quote(name, safe='')}" if name else path
+
+
+def _one_line(text: str) -> str:
+    """Fit for a condition: the API server refuses a longer one, and with it all of the status. It quotes whole objects at times."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * _LONGEST_MESSAGE]).split())
+    return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
 
 
 def _error(status: int, raw: bytes | str, headers: Mapping[str, str], request: str) -> ClusterError:
     """The error for a refusal. 403 for a namespace that is going away is not the object's fault, hence not `Refused`."""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     try:
-        message = str(json.loads(text)["message"])
+        message = _one_line(str(json.loads(text)["message"]))
     except (ValueError, KeyError, TypeError):
-        message = f"{request}: HTTP {status} {text[:200]}".rstrip()
+        message = f"{request}: HTTP {status} {_one_line(text)[:200]}".rstrip()
     if status == 404:
         return NotFound(message, status=status)
     if status == 409:

@@ -5,7 +5,8 @@ Only stateless `on.event` handlers are used: with them kopf writes nothing to an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import kopf
@@ -25,11 +26,10 @@ _OWNED = (
 """Kinds whose changes concern a server. Secrets are not watched: that would be a right to read them all."""
 
 
-def build_registry(enqueue: Enqueue) -> kopf.OperatorRegistry:
+def build_registry(enqueue: Enqueue, on_server: ServerEvents) -> kopf.OperatorRegistry:
     """A registry of its own, so that importing this module registers nothing."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_via_client)
-    on_server = _ServerEvents(enqueue)
 
     @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=registry)
     async def server_event(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002 - kopf names it
@@ -51,7 +51,7 @@ def owner_of(namespace: str | None, object_labels: Mapping[str, str]) -> Key | N
     return (namespace, server) if namespace and server else None
 
 
-class _ServerEvents:
+class ServerEvents:
     """Lets through what is news. Our own status writes come back as events too, and a busy server's status changes at every
     look: answering each with another look would never end."""
 
@@ -73,6 +73,13 @@ class _ServerEvents:
         self._enqueue(key)
 
 
+class _Endless:
+    """Seconds between kopf's tries of a request. Its own list ends after a minute, and the operator with it."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 1.0, 2.0, 3.0), itertools.repeat(5.0))
+
+
 def build_settings() -> kopf.OperatorSettings:
     """kopf's settings: streams that notice when they are dead, no posting, no scanning, no peering."""
     settings = kopf.OperatorSettings()
@@ -81,7 +88,8 @@ def build_settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = 660
     settings.watching.connect_timeout = 30
     settings.watching.chunk_size = 500
-    settings.networking.request_timeout = 30
+    settings.networking.request_timeout = 10
+    settings.networking.error_backoffs = _Endless()
     settings.scanning.disabled = True  # so that a namespaced Role is enough
     settings.peering.standalone = True
     settings.posting.enabled = False

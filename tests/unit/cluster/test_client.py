@@ -80,19 +80,21 @@ async def test_an_apply_is_server_side_forced_and_by_its_manager(stub: Stub, clu
 async def test_other_requests(stub: Stub, cluster: KubernetesCluster) -> None:
     stub.body = {"items": [{"a": 1}]}
     assert await cluster.list_all("Pod", "ns", label_selector="x=y") == [{"a": 1}]
+    await cluster.list_all("Pod", "")
     await cluster.get("Secret", "ns", "s")
     await cluster.create(DEPLOYMENT)
     await cluster.patch("Pod", "ns", "p", {"metadata": {"labels": {"l": None}}}, field_manager="m")
     await cluster.patch_status("SpeculativeServer", "ns", "chat", {"status": {}}, field_manager="m")
     assert [(one["method"], one["path"], one["query"]) for one in stub.requests] == [
         ("GET", "/api/v1/namespaces/ns/pods", {"labelSelector": "x=y"}),
+        ("GET", "/api/v1/pods", {}),
         ("GET", "/api/v1/namespaces/ns/secrets/s", {}),
         ("POST", "/apis/apps/v1/namespaces/ns/deployments", {}),
         ("PATCH", "/api/v1/namespaces/ns/pods/p", {"fieldManager": "m"}),
         ("PATCH", "/apis/specserver.io/v1alpha1/namespaces/ns/speculativeservers/chat/status", {"fieldManager": "m"}),
     ]
-    assert stub.requests[3]["type"] == "application/merge-patch+json"
-    assert stub.requests[3]["body"] == {"metadata": {"labels": {"l": None}}}, "null removes, and is not lost on the way"
+    assert stub.requests[4]["type"] == "application/merge-patch+json"
+    assert stub.requests[4]["body"] == {"metadata": {"labels": {"l": None}}}, "null removes, and is not lost on the way"
 
 
 TERMINATING = "pods is forbidden: unable to create new content in namespace ns because it is being terminated"
@@ -120,6 +122,16 @@ async def test_answers_by_what_to_do_about_them(
         await cluster.apply(DEPLOYMENT, field_manager="m")
     assert type(caught.value) is error
     assert len(stub.requests) == 1, "whether to try again is the queue's to say"
+
+
+@pytest.mark.parametrize("body", [{"message": "no:\n\x00" + "x" * 300_000}, "<html>\n" + "x" * 300_000], ids=["status", "page"])
+async def test_an_endless_refusal_is_one_short_line(stub: Stub, cluster: KubernetesCluster, body: Any) -> None:
+    """It goes into a condition, and one that is too long makes the API server refuse all of the status."""
+    stub.status, stub.body = 422, body
+    with pytest.raises(Refused) as caught:
+        await cluster.apply(DEPLOYMENT, field_manager="m")
+    assert len(caught.value.message) <= 600
+    assert caught.value.message.isprintable()
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("soon", None), (None, None)])

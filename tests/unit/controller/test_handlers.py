@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
-from specserver.controller.handlers import _ServerEvents, build_registry, build_settings, owner_of
+from specserver.controller.handlers import ServerEvents, build_registry, build_settings, owner_of
 from specserver.controller.queue import Key
 
 
@@ -30,7 +31,7 @@ def body(generation: int = 1, uid: str = "u", *, deleting: bool = False) -> dict
 )
 def test_events_of_the_resource(events: list[tuple[str | None, dict[str, Any]]], passes: int) -> None:
     keys: list[Key] = []
-    handler = _ServerEvents(keys.append)
+    handler = ServerEvents(keys.append)
     for kind, event_body in events:
         handler.handle(kind, event_body)
     assert keys == [("ns", "chat")] * passes
@@ -51,7 +52,7 @@ def test_events_of_owned_objects(namespace: str | None, labels: dict[str, str], 
 
 def test_nothing_is_registered_that_writes_to_resources() -> None:
     """A timer, a daemon or a change handler would leave a finalizer or an annotation on every server."""
-    registry = build_registry(lambda _key: None)
+    registry = build_registry(lambda _key: None, ServerEvents(lambda _key: None))
     assert len(registry._watching._handlers) == 6
     assert not registry._changing._handlers
     assert not registry._spawning._handlers
@@ -61,6 +62,13 @@ def test_nothing_is_registered_that_writes_to_resources() -> None:
 def test_settings_of_the_watches() -> None:
     settings = build_settings()
     assert settings.watching.client_timeout is not None, "else a stream that was cut in silence stays open for ever"
+    assert settings.networking.request_timeout == 10
+    backoffs = settings.networking.error_backoffs
+    assert not isinstance(backoffs, int | float)
+    for _ in range(2):  # it is used for each request anew
+        first_hour = list(itertools.islice(backoffs, 720))
+        assert len(first_hour) == 720, "where they end the operator ends with them"
+        assert max(first_hour) <= 5, "or a watch comes back long after the API server"
     assert settings.scanning.disabled
     assert settings.peering.standalone
     assert not settings.posting.enabled

@@ -1,0 +1,258 @@
+"""An API server that fails in every way it has: 30 s after the end of it everything is as wanted, nothing lost, nothing twice.
+
+The operator of this file speaks to the real API server through a front (`tests/fakes/proxy.py`) in which requests go wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.world import KIND, World
+from tests.fakes.kubelet import Behaviour
+from tests.fakes.proxy import Answer, Call, Cut, Fault, FaultyApi, Hang
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CONVERGES_WITHIN_SECONDS = 30.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def front(operator_kubeconfig: Path) -> AsyncIterator[FaultyApi]:
+    async with FaultyApi(operator_kubeconfig) as faulty:
+        yield faulty
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def behind(
+    front: FaultyApi, shared_operator: OperatorProcess, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[OperatorProcess]:
+    if shared_operator.running:
+        await shared_operator.stop()
+    directory = tmp_path_factory.mktemp("behind-the-front")
+    operator = OperatorProcess(front.write_kubeconfig(directory / "kubeconfig"), directory / "operator.log")
+    await operator.start()
+    yield operator
+    await operator.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def operator(behind: OperatorProcess, front: FaultyApi) -> AsyncIterator[OperatorProcess]:
+    """In place of the one that the other files share. Whatever goes wrong in front of it, it goes on."""
+    yield behind
+    front.heal()
+    assert behind.running
+    assert not re.findall("Traceback|reconcile failed|never awaited", behind.log.read_text())
+
+
+def when(applies: Callable[[Call], bool], fault: Fault) -> Callable[[Call], Fault | None]:
+    return lambda call: fault if applies(call) else None
+
+
+def every(call: Call) -> bool:
+    return True
+
+
+FAULTS: dict[str, Callable[[Call], Fault | None]] = {
+    "gone": when(every, Cut()),
+    "hangs": when(every, Hang()),
+    "500": when(every, Answer(500)),
+    "429 with Retry-After": when(every, Answer(429, headers={"Retry-After": "1"})),
+    "409 to every write": when(lambda call: call.writes, Answer(409)),
+    "a proxy's page with 200": when(lambda call: not call.watch, Answer(200, text="<html>log in</html>")),
+    "writes fail": when(lambda call: call.writes, Answer(504)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_it_is_all_in_order_after(world: World, front: FaultyApi, fault: str) -> None:
+    """A spec changes, an object is deleted and another server is made, all of it while nothing works."""
+    await world.create_ready()
+    uids = await world.pod_uids()
+    keys = await world.api.get("Secret", world.namespace, "chat-keys")
+    before = front.hits
+    front.fault = FAULTS[fault]
+    if fault != "409 to every write":
+        await front.end_watches()
+    await world.change(replicas=3, speculation={"policy": {"disableAbove": 9}})
+    await world.api.delete("Service", world.namespace, "chat")
+    await world.create("late")
+    await eventually(lambda: front.hits >= before + 5, "the operator meets the fault")
+    front.heal()
+    await wait_in_order(world, uids)
+    assert await world.api.get("Secret", world.namespace, "chat-keys") == keys
+
+
+async def wait_in_order(world: World, uids: set[str]) -> None:
+    """Three replicas, the policy in each of them, the Service, the other server; and of everything one."""
+    within = CONVERGES_WITHIN_SECONDS
+
+    async def service() -> bool:
+        return await world.api.find("Service", world.namespace, "chat") is not None
+
+    await asyncio.gather(
+        world.wait_condition("Ready", "True", says="3 replicas", within_seconds=within),
+        world.wait_condition("PolicyApplied", "True", says="in force in 3 replicas", within_seconds=within),
+        world.wait_condition("Ready", "True", name="late", within_seconds=within),
+        eventually(service, "the Service again", within_seconds=within),
+    )
+    now = await world.pod_uids()
+    assert len(now) == 3
+    assert uids < now, "no pod was replaced"
+    sets = await world.api.list("ReplicaSet", world.namespace)
+    assert sorted(one["metadata"]["ownerReferences"][0]["name"] for one in sets) == ["chat", "late"]
+    ups = [event for event in await world.events("ScaledUp") if event["involvedObject"]["name"] == "chat"]
+    assert len(ups) <= 1
+
+
+async def test_a_silent_watch_hides_nothing_for_long(world: World, front: FaultyApi) -> None:
+    """The streams stay open and carry nothing: all of it is noticed while they are silent."""
+    await world.create_ready()
+    uids = await world.pod_uids()
+    front.silent = True
+    await world.change(replicas=3, speculation={"policy": {"disableAbove": 9}})
+    await world.api.delete("Service", world.namespace, "chat")
+    await world.create("late")
+    await wait_in_order(world, uids)
+    front.heal()
+
+
+async def test_a_change_is_noticed_although_the_next_look_is_far_off(world: World, front: FaultyApi) -> None:
+    slow = {"interval": "10m", "staleness": "20m"}
+    await world.create_ready(metrics=slow)
+    front.silent = True
+    await world.change(replicas=3)
+    await world.wait_condition("Ready", "True", says="3 replicas", within_seconds=CONVERGES_WITHIN_SECONDS + 10)
+    front.heal()
+
+
+async def test_objects_that_vanish_in_a_gap_of_the_watch(world: World, front: FaultyApi) -> None:
+    """The watch ends with 410, and what was deleted before the next list is in no event at all."""
+    await world.create_ready()
+    await world.create_ready("gone")
+    front.silent = True
+    for kind, name in (("Service", "chat"), ("ConfigMap", "chat-policy"), (KIND, "gone")):
+        await world.api.delete(kind, world.namespace, name)
+    deployment = (await world.deployment())["metadata"]["uid"]
+    await world.api.delete("Deployment", world.namespace, "chat")
+    front.silent = False
+    await front.end_watches(gone=True)
+
+    async def all_there() -> bool:
+        found = [await world.api.find(kind, world.namespace, name) for kind, name in (
+            ("Service", "chat"), ("ConfigMap", "chat-policy"), ("Deployment", "chat"))]  # fmt: skip
+        return all(found) and found[2] is not None and found[2]["metadata"]["uid"] != deployment
+
+    await eventually(all_there, "what had vanished", within_seconds=CONVERGES_WITHIN_SECONDS)
+    await world.wait_condition("Ready", "True", within_seconds=CONVERGES_WITHIN_SECONDS)
+    # The server that vanished stays gone: nothing of it is made anew.
+    assert await world.api.find(KIND, world.namespace, "gone") is None
+
+    async def gone() -> bool:
+        return await world.api.find("Deployment", world.namespace, "gone") is None
+
+    await eventually(gone, "the garbage collector", within_seconds=CONVERGES_WITHIN_SECONDS)
+
+
+async def test_a_server_made_anew_in_a_gap_is_another_one(world: World, front: FaultyApi) -> None:
+    old = (await world.create_ready())["metadata"]["uid"]
+    front.silent = True
+    await world.api.delete(KIND, world.namespace, "chat")
+    await world.create(replicas=1)
+    front.silent = False
+    await front.end_watches(gone=True)
+
+    async def of_the_new_one() -> bool:
+        found = await world.api.find("Deployment", world.namespace, "chat")
+        return found is not None and found["metadata"]["ownerReferences"][0]["uid"] != old
+
+    await eventually(of_the_new_one, "a Deployment of the new one", within_seconds=CONVERGES_WITHIN_SECONDS)
+    await world.wait_condition("Ready", "True", says="1 replicas", within_seconds=CONVERGES_WITHIN_SECONDS)
+
+
+async def test_too_large_a_request_is_told_with_its_object(world: World, front: FaultyApi) -> None:
+    await world.create_ready()
+    uids = await world.pod_uids()
+    too_large = "etcdserver: request is too large"
+    front.fault = when(lambda call: call.writes and call.path.endswith("/deployments/chat"), Answer(413, too_large))
+    await world.change(engine={"env": [{"name": "MORE", "value": "x" * 100}]}, speculation={"policy": {"disableAbove": 9}})
+    await world.wait_condition("Ready", "False", "ObjectRefused", says=f"Deployment chat: {too_large}")
+    # What was not refused is done all the same, and what runs goes on.
+    await world.wait_condition("PolicyApplied", "True", says="revision 2")
+    assert await world.pod_uids() == uids
+    front.heal()
+    await world.wait_condition("Ready", "True", within_seconds=CONVERGES_WITHIN_SECONDS)
+
+
+async def test_a_namespace_that_ends_is_left_in_peace(world: World, front: FaultyApi) -> None:
+    """Something of somebody else's keeps it from going: nothing is created in it any more, over and over least of all."""
+    await world.create_ready()
+    held = {"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "held", "namespace": world.namespace, "finalizers": ["example.com/held"]}}  # fmt: skip
+    await world.api.create(held)
+    tried: list[str] = []
+
+    def note(call: Call) -> Fault | None:
+        if call.writes and world.namespace in call.path:
+            tried.append(f"{call.method} {call.path}")
+        return None
+
+    await world.api.delete("Namespace", "", world.namespace)
+
+    async def emptied() -> bool:
+        return await world.api.find(KIND, world.namespace, "chat") is None
+
+    await eventually(emptied, "the server is gone")
+    await asyncio.sleep(2)  # a pass that was on its way
+    front.fault = note
+    await asyncio.sleep(3)
+    assert tried == []
+    await world.api.patch("ConfigMap", world.namespace, "held", {"metadata": {"finalizers": None}})
+
+    async def ended() -> bool:
+        return await world.api.find("Namespace", "", world.namespace) is None
+
+    await eventually(ended, "the namespace is gone")
+
+
+async def test_a_rollout_goes_on_where_the_fault_found_it(world: World, front: FaultyApi) -> None:
+    """Half of the pods are new when the API server goes away; no pod of the new revision is made twice."""
+    world.behave(Behaviour(start_seconds=1.0))
+    await world.create_ready(replicas=3, rollout={"drainTimeout": "2s"})
+    old = await world.pod_uids()
+    await world.change(engine={"env": [{"name": "NEW", "value": "1"}]})
+
+    async def some_are_new() -> bool:
+        return bool(await world.pod_uids() - old)
+
+    await eventually(some_are_new, "the first new pod", within_seconds=30)
+    before = front.hits
+    front.fault = FAULTS["gone"]
+    await front.end_watches()
+    await eventually(lambda: front.hits >= before + 5, "the operator meets the fault")
+    front.heal()
+    await world.wait_condition("Ready", "True", within_seconds=90)
+    assert len(await world.pod_uids()) == 3
+    assert not old & await world.pod_uids()
+    assert len(await world.api.list("ReplicaSet", world.namespace)) == 2
+
+
+async def test_status_of_a_thousand_faults_stays_small(world: World, front: FaultyApi) -> None:
+    """An error text of 300 kB with line breaks goes into a condition as one short line."""
+    endless = "refused\n\x00 because " + "x" * 300_000
+    front.fault = when(lambda call: call.writes and "/services/" in call.path, Answer(422, endless))
+    await world.create()
+    await world.wait_condition("Ready", "False", "ObjectRefused", says="Service chat: refused")
+    body = await world.read()
+    assert len(json.dumps(body)) < 32_768
+    assert all("\n" not in one["message"] and len(one["message"]) <= 1024 for one in body["status"]["conditions"])
+
+
