@@ -13,10 +13,11 @@ from urllib.parse import quote
 
 import aiohttp
 from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, ApiException, Configuration
+from kubernetes.aio.client import ApiClient, Configuration
 
 from specserver.api import labels
 from specserver.cluster.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
+from specserver.cluster.http import ApiHttp
 
 Body = dict[str, Any]
 
@@ -57,7 +58,7 @@ class KubernetesCluster:
     """`Cluster` over HTTP. Open it with `connect`, close it with `close`."""
 
     def __init__(self, api_client: ApiClient, *, on_request: Callable[[str, str, int], None] | None = None) -> None:
-        self._api_client = api_client
+        self._http = ApiHttp(api_client)
         self._on_request = on_request or (lambda _verb, _kind, _status: None)
 
     @classmethod
@@ -71,7 +72,7 @@ class KubernetesCluster:
         return cls(ApiClient(configuration=configuration), on_request=on_request)
 
     async def close(self) -> None:
-        await self._api_client.close()
+        await self._http.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> Body:
         return await self._request("get", kind, _path(kind, namespace, name))
@@ -117,24 +118,14 @@ class KubernetesCluster:
         method = {"get": "GET", "list": "GET", "create": "POST", "apply": "PATCH", "patch": "PATCH"}[verb]
         status = 0
         try:
-            request = await self._api_client.param_serialize(
-                method,
-                path,
-                query_params=query or [],
-                header_params={"Accept": "application/json", "Content-Type": content_type},
-                body=body,
-                auth_settings=["BearerToken"],
+            response = await self._http.exchange(
+                method, path, query=query or (), body=body, content_type=content_type, timeout_seconds=_REQUEST_TIMEOUT_SECONDS
             )
-            response = await self._api_client.call_api(*request, _request_timeout=_REQUEST_TIMEOUT_SECONDS)
             status = response.status
-            raw = await response.read()
             if not 200 <= status <= 299:
-                raise _error(status, raw, response.headers, f"{verb} {kind} {path}")
-            answer: Body = json.loads(raw)
+                raise _error(status, response.body, response.headers, f"{verb} {kind} {path}")
+            answer: Body = json.loads(response.body)
             return answer
-        except ApiException as error:
-            status = error.status or 0
-            raise _error(status, error.body or b"", error.headers or {}, f"{verb} {kind} {path}") from error
         except (TimeoutError, aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
             raise Unavailable(f"{verb} {kind} {path}: {type(error).__name__} {error}".rstrip()) from error
         finally:
@@ -148,7 +139,7 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
 
 
 def _one_line(text: str) -> str:
-    """Fit for a condition: the API server refuses a longer one, and with it all of the status. It quotes whole objects at times."""
+    """Fit for a condition, of which the API server takes no longer one. It quotes whole objects at times."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * _LONGEST_MESSAGE]).split())
     return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
 
