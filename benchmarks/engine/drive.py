@@ -210,7 +210,8 @@ class Benchmark:
         await session.stage("warm-up", 15, self.warm_up)
         await session.stage("best steps", 20, self.find_best_steps)
         for period, count in self.plan.periods:
-            for arm in ("oracle", "measured", "fixed-3", "fixed-0") if period < 20 else ("oracle", "measured"):
+            both = ("oracle", "measured")
+            for arm in (*both, "fixed-3", "fixed-0", *both[::-1]) if count > 1 else both:
                 await session.stage(
                     f"wave {period} s {arm}", period * count + 5, partial(self.wave, period, count, arm)
                 )

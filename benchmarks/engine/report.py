@@ -106,8 +106,14 @@ def targets_of(rates: Rates, waves: Sequence[dict[str, Any]]) -> list[Target]:
 
 
 def wave_ratio(waves: Sequence[dict[str, Any]], period: float, arm: str) -> float | None:
-    rates = {wave["arm"]: wave["tokens"] / wave["seconds"] for wave in waves if wave["period"] == period}
-    return rates[arm] / rates["oracle"] if rates.get("oracle") and arm in rates else None
+    ours, oracle = wave_rate(waves, period, arm), wave_rate(waves, period, "oracle")
+    return ours / oracle if ours is not None and oracle else None
+
+
+def wave_rate(waves: Sequence[dict[str, Any]], period: float, arm: str) -> float | None:
+    """Tokens a second over all runs of this arm."""
+    found = [wave for wave in waves if (wave["period"], wave["arm"]) == (period, arm)]
+    return sum(wave["tokens"] for wave in found) / sum(wave["seconds"] for wave in found) if found else None
 
 
 # ---- words and pictures ------------------------------------------------------------------------------------------------------
@@ -136,12 +142,13 @@ def markdown(
     ]
     parts += ["\n## Change and calm\n", table(["", *columns], rows)]
     if waves:
-        rows = [
-            [f"{wave['period']:g} s", wave["arm"], show(wave["tokens"] / wave["seconds"]),
-             show(wave_ratio(waves, wave["period"], wave["arm"]), ".3f"), str(wave["switches"])]
-            for wave in waves
-        ]  # fmt: skip
-        parts += ["\n## Square wave\n", table(["period", "arm", "tokens a second", "÷ oracle", "switches"], rows)]
+        rows = []
+        for period, arm in dict.fromkeys((wave["period"], wave["arm"]) for wave in waves):
+            runs = [wave for wave in waves if (wave["period"], wave["arm"]) == (period, arm)]
+            rate, ratio = wave_rate(waves, period, arm), wave_ratio(waves, period, arm)
+            switches = "; ".join(str(wave["switches"]) for wave in runs)
+            rows.append([f"{period:g} s", arm, str(len(runs)), show(rate), show(ratio, ".3f"), switches])
+        parts += ["\n## Square wave\n", table(["period", "arm", "runs", "tokens a second", "÷ oracle", "switches"], rows)]
     originating = [cell for raw in raws for cell in raw["cells"] if cell["order"] == "originating"]
     if originating:
         sizes = sorted({cell["concurrency"] for cell in originating})
@@ -166,7 +173,7 @@ def draw(rates: Rates, waves: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 2, figsize=(13, 9))
-    colours = {"measured": "black", "plain": "tab:gray", "stock-default": "tab:red", "stock-off-at-64": "tab:orange"}
+    colours = {"measured": "black", "plain": "tab:gray", "stock-default": "tab:red", "stock-off-at-64": "tab:purple"}
     for axis, name in zip(axes[0], PROFILES, strict=True):
         for arm in (*FIXED, "stock-default", "stock-off-at-64", "measured"):
             points = [
@@ -186,8 +193,10 @@ def draw(rates: Rates, waves: Sequence[dict[str, Any]], path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     for axis, period in zip(axes[1], (5.0, 20.0), strict=True):
+        drawn: set[str] = set()
         for wave in waves:
-            if wave["period"] == period and wave["arm"] in ("measured", "oracle"):
+            if wave["period"] == period and wave["arm"] in ("measured", "oracle") and wave["arm"] not in drawn:
+                drawn.add(wave["arm"])
                 label = "ours" if wave["arm"] == "measured" else "oracle"
                 seconds, requests, steps = zip(*wave["line"], strict=True)
                 axis.plot(seconds, steps, label=f"steps, {label}", linewidth=1)

@@ -136,16 +136,21 @@ class SquareWave:
         self._up = True
         extra = self._high - self._low
         sizes = [extra // self.GROUPS + (number < extra % self.GROUPS) for number in range(self.GROUPS)]
-        self._groups = [asyncio.create_task(self._send(size)) for size in sizes if size]
+        self._groups = [
+            asyncio.create_task(self._send(size, (number + 1) / self.GROUPS)) for number, size in enumerate(sizes) if size
+        ]
 
     async def go_low(self) -> None:
         self._up = False
         await self._client.abort_all()  # the base requests too; their workers send new ones at once
 
-    async def _send(self, size: int) -> None:
+    async def _send(self, size: int, share: float) -> None:
+        """The first time with a share of the output, so that groups don't end together later."""
+        output = max(4, round(self._shape.output * share))
         while self._up:
             try:
-                await self._client.generate([self._client.prompt(self._shape.prompt) for _ in range(size)], self._shape.output)
+                await self._client.generate([self._client.prompt(self._shape.prompt) for _ in range(size)], output)
+                output = self._shape.output
             except Aborted:
                 pass
             except Exception as error:  # noqa: BLE001 — counted; the wave goes on

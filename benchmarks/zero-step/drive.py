@@ -58,7 +58,7 @@ class Plan:
     trained_output: int = 200
     trained_second: int = 24
     start_seconds: float = 170.0
-    kv_tokens: int = 98_500
+    kv_tokens: int = 100_000
     stock_kv_tokens: int = 52_000
 
 
