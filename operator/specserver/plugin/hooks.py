@@ -29,7 +29,7 @@ from specserver.plugin import arming, channel, control, support
 from specserver.plugin.state import Rank
 from specserver.plugin.support import Target
 from specserver.plugin.zero import wrap
-from specserver.plugin.zero.step import is_cold
+from specserver.plugin.zero.step import is_bridge, is_cold
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,8 @@ class SchedulerHooks:
         """Under overlap the result is of an earlier batch: it says itself how many tokens a request was given to verify.
 
         A request that has ended or was retracted since then was computed, so it counts in the batch size; what its drafts
-        were worth is not known. Nor are drafts from a stale proposal evidence.
+        were worth is not known. Nor are drafts from a stale proposal evidence. A bridge back from zero steps costs neither what a
+        zero round does nor what one with drafts does, and its time is left out like a grammar's.
         """
         if self.rank is None:
             return
@@ -194,7 +195,7 @@ class SchedulerHooks:
             correct,
             iteration=batch.forward_iter,
             running=len(batch.reqs),
-            grammar=any(request.grammar is not None for request in batch.reqs),
+            grammar=is_bridge(result) or any(request.grammar is not None for request in batch.reqs),
         )
 
     def retract(self, retracted: Any, batch: Any, *args: Any) -> None:

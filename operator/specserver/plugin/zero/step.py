@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_ERRORS = 5
 
 _COLD = "specserver_cold"
+_BRIDGE = "specserver_bridge"
 _ATTRIBUTE = "specserver_zero"
 
 
@@ -125,6 +126,8 @@ class ZeroStep:
             self._note_error(error)
             return None
         self._behind = draft is Draft.KV_ONLY
+        if bridge:
+            setattr(result, _BRIDGE, True)
         self._count(Outcome.BRIDGE if bridge else Outcome.EXTEND if self.kv_misfit else Outcome.KV_ONLY)
         return result
 
@@ -171,6 +174,11 @@ class ZeroStep:
 def is_cold(result: Any) -> bool:
     """Whether the drafts of this result started from a stale proposal."""
     return bool(getattr(result, _COLD, False))
+
+
+def is_bridge(result: Any) -> bool:
+    """Whether this round led back to drafting: its time is neither a zero round's nor that of one with drafts."""
+    return bool(getattr(result, _BRIDGE, False))
 
 
 def zero_step_of(worker: Any, version: str) -> ZeroStep:
