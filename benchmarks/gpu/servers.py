@@ -33,6 +33,7 @@ REPOSITORY = HERE.parents[1]
 ADMIN_KEY = "benchmark"
 POLL_SECONDS = 0.3
 STAGGER_SECONDS = 2.0
+FLUSH_ATTEMPTS = 20
 LOG_TAIL_LINES = 40
 LOG_LINE_CHARACTERS = 300
 
@@ -142,6 +143,18 @@ class Running:
         with contextlib.suppress(ValueError):
             return json.loads(text)
         return None
+
+    def flush_cache(self) -> None:
+        """SGLang refuses while a batch is under way, and one still is for a moment after the last answer."""
+        for attempt in range(FLUSH_ATTEMPTS):
+            try:
+                self.call("POST", "/flush_cache")
+            except RuntimeError:
+                if attempt == FLUSH_ATTEMPTS - 1:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
 
 
 class Fleet:

@@ -148,7 +148,7 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
         gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         gpu = "none"
-    versions = "import torch, sglang; print(torch.__version__, sglang.__version__)"
+    versions = "from importlib.metadata import version; print(version('torch'), version('sglang'))"
     told = subprocess.run(
         [machine.python, "-c", versions], capture_output=True, text=True, check=False, env={**os.environ, **machine.variables}
     ).stdout.split()

@@ -79,7 +79,7 @@ async def check_server(session: Session, running: Running, ladder: tuple[int, ..
         try:
             if put:
                 put()
-            running.call("POST", "/flush_cache")
+            running.flush_cache()
             began = time.monotonic()
             answers = await outputs_of(session, running, prompts, meanwhile=None if put else toggle)
             rounds = running.rounds()

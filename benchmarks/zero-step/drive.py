@@ -260,7 +260,7 @@ class Benchmark:
         Product(running, LADDER).fixed(3)
         scribble(running)
         await client.generate(list(prompt), 4)
-        running.call("POST", "/flush_cache")
+        running.flush_cache()
 
     async def toggle(self, running: Running, product: Product, *, spoiling: bool) -> None:
         while True:
