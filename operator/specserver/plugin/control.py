@@ -14,6 +14,7 @@ import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -181,28 +182,37 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def add_routes(app: Any, ranks: Ranks, admin_key: str | None, api_key: str | None) -> None:
-    """Puts the routes in front of a Starlette application, inside its own server."""
+@dataclass(frozen=True)
+class Keys:
+    """The keys that the engine was started with; None or empty where there is none."""
+
+    admin: str | None
+    ordinary: str | None
+
+
+def add_routes(app: Any, ranks: Ranks, read_keys: Callable[[], Keys]) -> None:
+    """Puts the routes in front of a Starlette application, inside its own server. Keys are read when a request comes."""
     build_inner = app.build_middleware_stack
-    app.build_middleware_stack = lambda: make_application(ranks, admin_key, api_key, build_inner())
+    app.build_middleware_stack = lambda: make_application(ranks, read_keys, build_inner())
 
 
-def make_application(ranks: Ranks, admin_key: str | None, api_key: str | None, inner: Application) -> Application:
+def make_application(ranks: Ranks, read_keys: Callable[[], Keys], inner: Application) -> Application:
     """Answers what is under our path and hands everything else on.
 
     SGLang's /server_info shows its arguments, both keys among them: to everybody where there is only an admin key, and the admin
     key to every user where there are both. What it sends there is masked.
     """
-    keys = [key for key in (admin_key, api_key) if key]
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or not path.startswith("/specserver/"):
-            shows_keys = keys and path.rstrip("/") in SHOWING_KEYS
-            await inner(scope, receive, _masking(send, keys) if shows_keys else send)
+            if scope["type"] == "http" and path.rstrip("/") in SHOWING_KEYS:
+                keys = read_keys()
+                send = _masking(send, [key for key in (keys.admin, keys.ordinary) if key])
+            await inner(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        problem = find_key_problem(headers.get("authorization", ""), admin_key)
+        problem = find_key_problem(headers.get("authorization", ""), read_keys().admin)
         reply = problem or await _reply(ranks, scope["method"], path, receive)
         await _send_json(send, *reply)
 

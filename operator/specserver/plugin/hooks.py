@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from specserver.plugin import arming, channel, control, support
+from specserver.plugin import arming, channel, control, support, worker
 from specserver.plugin.state import Rank
 from specserver.plugin.support import Target
 from specserver.plugin.zero import wrap
@@ -209,13 +209,15 @@ class SchedulerHooks:
 
 def add_control_routes(server_args: Any, *args: Any, **kwargs: Any) -> None:
     """In 0.5.17 this process has no run-time context, so keys come from the arguments, in every version."""
+    if server_args.tokenizer_worker_num > 1:
+        if server_args.enable_http2:
+            logger.warning("no control routes: with --enable-http2 they need --tokenizer-worker-num 1")
+        worker.serve_routes_from_workers()
+        return
     from sglang.srt.entrypoints import http_server
 
-    if server_args.tokenizer_worker_num > 1:
-        logger.warning("no control routes: they need --tokenizer-worker-num 1")
-        return
-    ranks = control.SchedulerClient(http_server.get_global_state)
-    control.add_routes(http_server.app, ranks, server_args.admin_api_key, server_args.api_key)
+    keys = control.Keys(server_args.admin_api_key, server_args.api_key)
+    control.add_routes(http_server.app, control.SchedulerClient(http_server.get_global_state), lambda: keys)
 
 
 def note_http_error(name: str, error: Exception) -> None:

@@ -67,7 +67,7 @@ async def call(
     # UTF-8 on the wire, which an ASGI server hands on as bytes.
     headers = [(b"authorization", authorization.encode())] if authorization is not None else []
     scope = {"type": "http", "method": method, "path": root_path + path, "root_path": root_path, "headers": headers}
-    application = make_application(served, admin_key, api_key, inner or no_application)
+    application = make_application(served, lambda: control.Keys(admin_key, api_key), inner or no_application)
     await application(scope, receive, send)
     start, *parts = sent
     content = b"".join(part["body"] for part in parts)
@@ -257,5 +257,5 @@ async def test_a_late_answer_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -
 
 def test_routes_are_put_in_front_of_the_application() -> None:
     app = SimpleNamespace(build_middleware_stack=lambda: "inner")
-    control.add_routes(app, ranks(), KEY, None)
+    control.add_routes(app, ranks(), lambda: control.Keys(KEY, None))
     assert callable(app.build_middleware_stack())
