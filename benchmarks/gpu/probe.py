@@ -197,7 +197,8 @@ class Probe:
 
             self._table = table
             sizes = controller.params._cuda_graph_bs
-            controller.params = AdaptiveSpeculativeParams(controller.worker.speculative_num_steps, table)
+            # The largest step count is what such a server has to be started with.
+            controller.params = AdaptiveSpeculativeParams(max(controller._states), table)
             controller.params.set_cuda_graph_bs(sizes)
         return original(controller, batch_size)
 
