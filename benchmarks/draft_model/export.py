@@ -36,12 +36,16 @@ def save_pair(directory: Path, target: Target, draft: Draft) -> None:
 
 
 def draft_weights(draft: Draft) -> dict[str, Tensor]:
-    """Names as in published EAGLE-3 drafts. d2t holds, for each token of the draft, how far the target's token is from it."""
+    """Names as in published EAGLE-3 drafts. d2t holds, for each token of the draft, how far the target's token is from it.
+
+    The draft was trained on the whole alphabet; its head loses the letters that it shall not propose.
+    """
     own = {"fc.weight", "norm.weight", "lm_head.weight"}
     weights = {name if name in own else f"midlayer.{name}": weight for name, weight in draft.state_dict().items()}
     proposable = torch.tensor(DRAFT_VOCABULARY)
     known = torch.zeros(VOCABULARY, dtype=torch.bool)
     known[proposable] = True
+    weights["lm_head.weight"] = weights["lm_head.weight"][: len(DRAFT_VOCABULARY)]
     return weights | {"d2t": proposable - torch.arange(len(DRAFT_VOCABULARY)), "t2d": known}
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.draft_model.language import DRAFT_VOCABULARY, continued, first_lines
+from benchmarks.draft_model.language import DRAFT_VOCABULARY, EARLY_LETTERS, LETTERS, continued, first_lines
 from benchmarks.draft_model.network import Draft, Target
 
 SEED = 5
-TEXTS, PROMPT_LINES, TOKENS, STEPS = 24, 2, 64, 3
+TEXTS, PROMPT_LINES, TOKENS, STEPS = 12, 2, 64, 3
+LONG_LINES = 25  # of a longer prompt
 
 
 @dataclass(frozen=True)
@@ -24,36 +25,42 @@ class Text:
 
 Lost = Callable[[Text, int], range]  # rows of a text that the cache has lost when a chain starts at a row
 
+LOSSES: dict[str, Lost] = {
+    "whole": lambda text, row: range(0),
+    "rows of the last line lost": lambda text, row: range(max(0, row - text.line), row),
+    "rows of the output lost": lambda text, row: range(text.prompt, row),
+    "rows of the prompt lost": lambda text, row: range(min(text.prompt, row)),
+    "all rows lost": lambda text, row: range(row),
+}
+
 
 def report(target: Target, draft: Draft) -> str:
-    texts = [own_text(target, random.Random(f"{SEED} {index}")) for index in range(TEXTS)]
-    right = sum(kept_rule(text) for text in texts) / (TEXTS * TOKENS)
     lines = [
         f"parameters: target {size(target):,}, draft {size(draft):,}",
-        f"target keeps the rule for {right:.1%} of the tokens",
-        f"accept length of {STEPS} steps",
+        f"{TEXTS} prompts each, {TOKENS} greedy tokens, {STEPS} steps; the row that a chain starts from is never lost",
     ]
-    losses: dict[str, Lost] = {
-        "whole cache": lambda text, row: range(0),
-        "rows of the last line lost": lambda text, row: range(max(0, row - text.line), row),
-        "rows of the output lost": lambda text, row: range(text.prompt, row),
-        "rows of the prompt lost": lambda text, row: range(min(text.prompt, row)),
-        "all rows but a chain's own lost": lambda text, row: range(row),
+    prompts = {
+        f"{PROMPT_LINES} lines": (PROMPT_LINES, LETTERS),
+        f"{PROMPT_LINES} lines of early letters": (PROMPT_LINES, EARLY_LETTERS),
+        f"{LONG_LINES} lines": (LONG_LINES, LETTERS),
     }
-    for name, lost in losses.items():
-        lines.append(f"  {name}: {accept_length(target, draft, texts, lost):.2f}")
+    for name, (count, letters) in prompts.items():
+        texts = [own_text(target, first_lines(random.Random(f"{SEED} {i}"), count, letters), count) for i in range(TEXTS)]
+        kept = sum(kept_rule(text) for text in texts) / (TEXTS * TOKENS)
+        lines.append(f"{name}: {sum(text.prompt for text in texts) / TEXTS:.0f} tokens, target keeps the rule for {kept:.1%}")
+        losses = LOSSES if name == next(iter(prompts)) else {"whole": LOSSES["whole"]}
+        lines += [f"  accept length, {which}: {accept_length(target, draft, texts, lost):.2f}" for which, lost in losses.items()]
     return "\n".join(lines)
 
 
 @torch.no_grad()
-def own_text(target: Target, rng: random.Random) -> Text:
+def own_text(target: Target, prompt: list[int], lines: int) -> Text:
     """A prompt in the language and the target's greedy continuation."""
-    tokens = first_lines(rng, PROMPT_LINES)
-    prompt = len(tokens)
+    tokens = list(prompt)
     for _ in range(TOKENS):
         logits, _ = target(torch.tensor([tokens]))
         tokens.append(int(logits[0, -1].argmax()))
-    return Text(tokens, prompt, prompt // PROMPT_LINES)
+    return Text(tokens, len(prompt), len(prompt) // lines)
 
 
 def kept_rule(text: Text) -> int:
@@ -75,7 +82,7 @@ def accept_length(target: Target, draft: Draft, texts: list[Text], lost: Lost) -
             marks = torch.zeros(len(text.tokens) - 1, dtype=torch.bool)
             marks[list(lost(text, row))] = True
             chain = draft(embedded, states[:, :-1], STEPS, scribbled=marks)
-            proposed = [DRAFT_VOCABULARY[int(logits[0, row].argmax())] for logits in chain]
+            proposed = [DRAFT_VOCABULARY[int(logits[0, row, : len(DRAFT_VOCABULARY)].argmax())] for logits in chain]
             accepted = matching(proposed, text.tokens[row + 2 :])
             tokens += accepted + 1
             rounds += 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.draft_model.language import DRAFT_VOCABULARY, VOCABULARY
+from benchmarks.draft_model.language import ALPHABET, VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Draft(nn.Module):
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = norm(), norm(), norm()
         self.self_attn, self.mlp = Attention(2 * SHAPE.hidden), Mlp()
         self.norm = norm()
-        self.lm_head = nn.Linear(SHAPE.hidden, len(DRAFT_VOCABULARY), bias=False)
+        self.lm_head = nn.Linear(SHAPE.hidden, len(ALPHABET), bias=False)
 
     def forward(self, embedded: Tensor, states: Tensor, steps: int, scribbled: Tensor | None = None) -> list[Tensor]:
         """Logits of every chain at once, step by step: those of step s at row p propose token p + s + 1.

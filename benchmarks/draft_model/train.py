@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.draft_model import export, measure
-from benchmarks.draft_model.language import DRAFT_VOCABULARY, LONGEST_LINE, document
+from benchmarks.draft_model.language import ALPHABET, LONGEST_LINE, document
 from benchmarks.draft_model.network import Draft, Target
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -63,13 +63,13 @@ def train_target(target: Target, rng: random.Random) -> None:
 
 
 def train_draft(draft: Draft, target: Target, rng: random.Random) -> None:
-    proposable = torch.tensor(DRAFT_VOCABULARY)
+    known = torch.tensor(ALPHABET)
 
     def loss(tokens: Tensor) -> Tensor:
         # 1. What the target says and holds at every token; row p of the draft reads the states of p and the embedding of p + 1.
         with torch.no_grad():
             logits, states = target(tokens)
-            wanted = logits[..., proposable].softmax(-1)
+            wanted = logits[..., known].softmax(-1)
             embedded = target.embed_tokens(tokens)[:, 1:]
         chain = draft(embedded, states[:, :-1], CHAIN)
         # 2. Step s at row p is to say what the target says at token p + s; rows whose chain leaves the text don't count.

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.draft_model.language import continued, first_lines
+from benchmarks.draft_model.language import LETTERS, continued, first_lines
 from tests.engine.environment import IMAGE
 from tests.engine.server import Server
 
@@ -23,9 +23,9 @@ SECOND_TOKENS = 12  # about a line: beyond it, a draft lives on rows that the se
 SCRIBBLER = Path(__file__).parent / "scribble"
 
 
-def prompts(count: int, *, lines: int = 2, seed: int = 0) -> list[list[int]]:
+def prompts(count: int, *, lines: int = 2, letters: Sequence[int] = LETTERS, seed: int = 0) -> list[list[int]]:
     """The first lines of as many different texts, of 14 to 34 tokens if there are two."""
-    return [first_lines(random.Random(f"{seed} {number}"), lines) for number in range(count)]
+    return [first_lines(random.Random(f"{seed} {number}"), lines, letters) for number in range(count)]
 
 
 def second_turn(prompt: Sequence[int], output: Sequence[int]) -> list[int]:
