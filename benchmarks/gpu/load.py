@@ -16,7 +16,8 @@ from typing import Any, Self
 
 import aiohttp
 
-REQUEST_SECONDS = 120.0
+REQUEST_SECONDS = 60.0
+ABORT_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,15 @@ class ClosedLoop:
     async def stop(self, *, abort: bool = True) -> None:
         """Ends the load; with `abort` at once, else when the requests under way are done."""
         self._stopping = True
-        while abort and any(not worker.done() for worker in self._workers):
+        for _ in range(ABORT_ATTEMPTS if abort else 0):
+            if all(worker.done() for worker in self._workers):
+                break
             await self._client.abort_all()
             await asyncio.wait(self._workers, timeout=0.5)
-        await asyncio.gather(*self._workers)
+        else:
+            for worker in self._workers if abort else ():
+                worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
 
 
 class SquareWave:

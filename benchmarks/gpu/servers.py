@@ -218,6 +218,13 @@ class Fleet:
                 running.stop()
         wait_for_free_gpu()
 
+    def drop_dead(self) -> None:
+        """Stops servers that have ended or don't answer."""
+        for name, running in list(self.running.items()):
+            if not running.is_alive() or not running.is_ready():
+                self._give_up(running, "died or hangs")
+                self.stop([name])
+
     def stop_all(self) -> None:
         for running in self._starting.values():
             running.stop()

@@ -65,14 +65,18 @@ class Session:
         self.say(f"left out, {self.left():.0f} s left: {what}")
 
     async def stage(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        """One part of the run. It begins only if it still fits, and what goes wrong in it ends only itself."""
+        """One part of the run. It begins only if it still fits, and what goes wrong in it ends only itself.
+
+        A server that has died or hangs is taken out, so that it costs its next parts no time.
+        """
         if self.left() < seconds:
             self.leave_out(name)
             return
         try:
-            await work()
+            await asyncio.wait_for(work(), 3 * seconds + 20)
         except Exception as error:  # noqa: BLE001 — the next part is worth as much
             self.problem(name, error)
+            self.fleet.drop_dead()
         self.save()
 
     def keep_logs(self) -> None:
