@@ -68,8 +68,8 @@ class Round:
     steps           its draft chain
     running         requests in its batch
     kv_tokens       KV tokens of those requests; 0 where unknown
-    seconds         what the round cost: the time since the result before; None where something else than this round
-                    lies in it (prefill, grammar, a pause, a switch). A batch of another size before it does not matter
+    seconds         what the round cost; None where that can't be told: a prefill, grammar, a pause, a switch or another
+                    batch size lay between this result and the one before
     correct_drafts  drafts accepted, one entry for each request that is still alive and whose draft state is warm
     """
 

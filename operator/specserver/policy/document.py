@@ -37,7 +37,7 @@ class Probe:
     max_duty: float = 0.01
     rounds: int = 8
     min_interval_seconds: float = 2.0
-    max_interval_seconds: float = 30.0
+    max_interval_seconds: float = 20.0
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ What keeps it steady, and safe:
   a rung that is 4 % better is never taken, which alone would break a regret of 3 %; with small ones estimates that wobble
   switch all the time. The shrinking margin bounds both: a regret of about 1 %, and one switch in CALM_SECONDS.
 - What is known too little to choose, and yet could be better, is probed: a few rounds, then a verdict. Probes pay from a
-  budget that fills with maxDuty of the decode time; a probe that succeeds stays and is refunded. Every failed probe, and
-  every step up that is soon taken back, doubles the wait before the next try at this load.
+  budget that fills with maxDuty of the decode time; a probe that succeeds stays and is refunded. Every failed probe doubles the
+  wait before the next one at this load; every step up that is soon taken back doubles the wait before the next such step.
   Probing is driven by uncertainty alone, so where everything is known there is none. It needs no empty queue, as first
   planned: a saturated engine has one all day, and would never learn.
 - Plain decode for a while, whatever the estimates, when KV runs short, requests were retracted, results stay away, or
@@ -61,11 +61,11 @@ LONGEST_PAUSE_SECONDS = 3600.0
 
 @dataclass
 class _Trial:
-    """A probe under way: of `steps`, from `home`."""
+    """A probe under way: of `steps`, from `home`. `key`: whose wait grows if it fails."""
 
     steps: int
     home: int
-    ahead: int
+    key: tuple[int, int]
     started_at: float
     deadline: float
     rounds: int = 0
@@ -86,6 +86,7 @@ class Measured:
         self.cost = Cost(profile)
         self._now = 0.0
         self._external: float | None = None
+        self._decided_at = 0.0
         # the last evaluation
         self._ladder: tuple[int, ...] = ()
         self._goodput: list[float] = []
@@ -103,7 +104,10 @@ class Measured:
         # probes
         self._trial: _Trial | None = None
         self._credit = FIRST_CREDIT_SECONDS
-        self._waits: dict[tuple[int, int], _Wait] = {}
+        self._probe_waits: dict[tuple[int, int], _Wait] = {}
+        self._probed: set[tuple[int, int]] = set()
+        self._up_waits: dict[tuple[int, int], _Wait] = {}
+        self._band_ahead = 1
         self.probe_seconds = 0.0
         self.probes = 0
         # plain decode for a while
@@ -157,11 +161,12 @@ class Measured:
 
         controlling  what is said is also run; else nothing is probed
         """
-        before = self._now
         now = self._tick(now)
         ladder = policy.steps
         if observation.running > 0:
-            self._credit = min(self._credit + policy.probe.max_duty * min(now - before, 1.0), MOST_CREDIT_SECONDS)
+            earned = policy.probe.max_duty * min(now - self._decided_at, 1.0)
+            self._credit = min(self._credit + earned, MOST_CREDIT_SECONDS)
+        self._decided_at = now
         # 1. Nothing runs: nothing to decide.
         if observation.running <= 0 and observation.queued <= 0 and steps is not None:
             self._result_at = now
@@ -212,7 +217,7 @@ class Measured:
         self._down_turns = 0
         if best > place:
             sure = goodput[best] / goodput[place] * (1.0 - math.hypot(self._sigma[best], self._sigma[place])) - 1.0
-            if sure >= policy.margin_up * calm and self._may_try(ladder[place + 1], now):
+            if sure >= policy.margin_up * calm and self._is_over(self._up_waits.get((ladder[place + 1], self._band)), now):
                 self._up_turns += 1
                 if self._up_turns >= UP_TURNS and not dwelling:
                     return self._go(policy, place, place + 1, now)
@@ -226,7 +231,7 @@ class Measured:
         up = to > place
         taken_back = self._switched_up and not up and now - self._switched_at < TAKEN_BACK_SECONDS
         if taken_back and self._ahead < LOAD_ROSE * self._switched_ahead:
-            self._wait_longer(policy, policy.steps[place], now)
+            self._wait_longer(policy, self._up_waits, (policy.steps[place], self._band), now)
         self._note_switch(now, up=up)
         return policy.steps[to], Reason.UP if up else reason
 
@@ -311,7 +316,7 @@ class Measured:
         for candidate in range(len(ladder)):
             if candidate != place:
                 hope = self._hope[candidate]
-                if hope > bar and self._may_try(ladder[candidate], now):
+                if hope > bar and self._is_over(self._probe_waits.get(self._probe_key(ladder[candidate])), now):
                     chosen, bar = candidate, hope
         if chosen < 0:
             return None
@@ -320,7 +325,9 @@ class Measured:
         price = probe.rounds * seconds
         if price > self._credit:
             return None
-        self._trial = _Trial(ladder[chosen], ladder[place], self._ahead, now, now + PROBE_LONGEST * 2.0 * price + 1.0)
+        deadline = now + PROBE_LONGEST * 2.0 * price + 1.0
+        self._probed.add((ladder[chosen], self._band))
+        self._trial = _Trial(ladder[chosen], ladder[place], (-1, self._band), now, deadline)
         self.acceptance.start_probe()
         self.probes += 1
         self._up_turns = self._down_turns = 0
@@ -333,10 +340,10 @@ class Measured:
             return (trial.home if trial.home in ladder else 0), Reason.PROBE_OVER
         place = ladder.index(trial.steps)
         here, home = self._goodput[place], self._goodput[ladder.index(trial.home)]
-        if self._hope[place] < home:
+        if self._hope[place] < home and (trial.rounds == 0 or trial.rows >= PROBE_ROWS):
             self._end_trial(now)
             if trial.rounds:  # else only the load has changed
-                self._wait_longer(policy, trial.steps, now)
+                self._wait_longer(policy, self._probe_waits, trial.key, now)
             return trial.home, Reason.PROBE_OVER
         if trial.rounds < policy.probe.rounds:
             return trial.steps, Reason.PROBE
@@ -346,11 +353,12 @@ class Measured:
             return trial.steps, Reason.PROBE
         if not hopeless and here > home * (1.0 + policy.margin_down):
             self._trial = None
-            self._waits = {key: wait for key, wait in self._waits.items() if key[0] != trial.steps}
+            self._probe_waits.pop(trial.key, None)
+            self._up_waits.pop((trial.steps, self._band), None)
             self._note_switch(now, up=trial.steps > trial.home)
             return trial.steps, Reason.UP if trial.steps > trial.home else Reason.DOWN
         self._end_trial(now)
-        self._wait_longer(policy, trial.steps, now)
+        self._wait_longer(policy, self._probe_waits, trial.key, now)
         return trial.home, Reason.PROBE_OVER
 
     def _end_trial(self, now: float) -> None:
@@ -360,18 +368,27 @@ class Measured:
             self.probe_seconds += spent
             self._trial = None
 
-    def _may_try(self, steps: int, now: float) -> bool:
-        wait = self._waits.get((steps, self._load_band()))
+    def _probe_key(self, steps: int) -> tuple[int, int]:
+        """All step counts share one wait at a load; but the first probe of each waits for none."""
+        first = (steps, self._band) not in self._probed and not self.cost.is_measured(steps, self._ahead)
+        return (steps if first else -1), self._band
+
+    @property
+    def _band(self) -> int:
+        """The load, coarsely: two bands to a doubling, left only by a clear change."""
+        if not 0.75 * self._band_ahead <= self._ahead <= 1.33 * self._band_ahead:
+            self._band_ahead = self._ahead
+        return int(2.0 * math.log2(max(self._band_ahead, 1)))
+
+    @staticmethod
+    def _is_over(wait: _Wait | None, now: float) -> bool:
         return wait is None or now >= wait.until
 
-    def _wait_longer(self, policy: Policy, steps: int, now: float) -> None:
-        probe, key = policy.probe, (steps, self._load_band())
-        wait = self._waits.get(key)
+    @staticmethod
+    def _wait_longer(policy: Policy, waits: dict[tuple[int, int], _Wait], key: tuple[int, int], now: float) -> None:
+        wait, probe = waits.get(key), policy.probe
         seconds = probe.min_interval_seconds if wait is None else min(2.0 * wait.seconds, probe.max_interval_seconds)
-        self._waits[key] = _Wait(seconds, now + seconds)
-
-    def _load_band(self) -> int:
-        return int(2.0 * math.log2(self._ahead)) if self._ahead > 0 else 0
+        waits[key] = _Wait(seconds, now + seconds)
 
     # ---- trouble ----------------------------------------------------------------------------------------------------------
 
@@ -441,7 +458,8 @@ class Measured:
             "probeCreditSeconds": round(self._credit, 3),
             "waits": [
                 {"steps": steps, "band": band, "seconds": wait.seconds, "left": round(max(0.0, wait.until - self._now), 3)}
-                for (steps, band), wait in sorted(self._waits.items())
+                for waits in (self._probe_waits, self._up_waits)
+                for (steps, band), wait in sorted(waits.items())
             ],
             "plain": str(self._plain_reason) if self._now < self._plain_until else None,
             "droppedSamples": self.cost.dropped,

@@ -90,7 +90,7 @@ class _Run:
         self.next_arrival = 0
         self.steps: int | None = None
         self.waiting_result: tuple[int, list[Request], int, float | None, list[int]] | None = None
-        self.last_timed: int | None = None
+        self.last_timed: tuple[int, int] | None = None
         self.retracted = 0
         bins = int(seconds / bin_seconds) + 1
         self.outcome = Outcome(seconds, bin_seconds, [0.0] * bins, [{} for _ in range(bins)])
@@ -209,9 +209,9 @@ class _Run:
         self.outcome.decode_seconds += seconds
         spent = self.outcome.steps_by_bin[self._bin()]
         spent[steps] = spent.get(steps, 0.0) + seconds
-        # 3. What is measured of it: only between two results with the same steps, and nothing else in between.
-        timed = self._measure(seconds) if self.last_timed == steps else None
-        self.last_timed = steps
+        # 3. What is measured of it: only between two rounds of the same kind, as the plugin does.
+        timed = self._measure(seconds) if self.last_timed == (steps, size) else None
+        self.last_timed = (steps, size)
         # 4. Its drafts.
         correct = [0] * size
         if steps:
