@@ -6,6 +6,9 @@ SIGTERM and SIGINT on, reaps what its descendants leave behind, and ends as the 
 signal ended it).
 
 It works the same as any other process: not being process 1 only means that init reaps.
+
+Where SPECSERVER_SWEEP_FILE names a file that is not there yet, a second child measures the engine's step costs into it once
+the engine is up (sweep.py). Whatever becomes of that one, the engine's end is the end.
 """
 
 from __future__ import annotations
@@ -14,10 +17,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
 SERVER = (sys.executable, "-m", "specserver.plugin.serve")
+SWEEP = (sys.executable, "-m", "specserver.plugin.sweep")
+ENV_SWEEP_FILE = "SPECSERVER_SWEEP_FILE"
+DEFAULT_PORT = "30000"
 
 
 def main(arguments: list[str]) -> int:
@@ -37,12 +45,24 @@ def main(arguments: list[str]) -> int:
     child = subprocess.Popen([*SERVER, *arguments])
     for number in early:
         _send(child.pid, number)
-    # 3. Reap whoever ends, until it is the child.
+    # 3. The sweep, where one is wanted.
+    sweep = start_sweep(arguments, os.environ.get(ENV_SWEEP_FILE, ""))
+    # 4. Reap whoever ends, until it is the child.
     while True:
         pid, status = os.wait()
         if pid == child.pid:
+            if sweep is not None:
+                _send(sweep.pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(status)
             return 128 - code if code < 0 else code
+
+
+def start_sweep(arguments: Sequence[str], file: str) -> subprocess.Popen[bytes] | None:
+    if not file or Path(file).exists():
+        return None
+    ports = [arguments[i + 1] for i, argument in enumerate(arguments[:-1]) if argument == "--port"]
+    url = f"http://127.0.0.1:{ports[-1] if ports else DEFAULT_PORT}"
+    return subprocess.Popen([*SWEEP, url, file])
 
 
 def _send(pid: int, number: int) -> None:

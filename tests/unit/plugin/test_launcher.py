@@ -10,13 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from specserver.plugin import launcher
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def start(script: str) -> subprocess.Popen[str]:
+SWEEP = "import pathlib, sys, time; pathlib.Path(sys.argv[2]).touch(); time.sleep(600)"
+
+
+def start(script: str, **variables: str) -> subprocess.Popen[str]:
     code = f"import sys\nfrom specserver.plugin import launcher\nlauncher.SERVER = (sys.executable, '-c', {script!r})\n"
-    code += "sys.exit(launcher.main(['--some-argument']))"
-    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY / "operator")}
+    code += f"launcher.SWEEP = (sys.executable, '-c', {SWEEP!r})\nsys.exit(launcher.main(['--some-argument']))"
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY / "operator"), **variables}
     return subprocess.Popen([sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
 
 
@@ -54,3 +59,31 @@ def test_a_server_without_handlers_dies_of_the_signal() -> None:
     process.terminate()
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
 
+
+@pytest.mark.parametrize(
+    ("arguments", "port"), [(["--port", "1", "--port", "8000"], "8000"), (["--port"], "30000"), ([], "30000")]
+)
+def test_a_sweep_is_started_for_a_file_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], port: str
+) -> None:
+    file = tmp_path / "profile.json"
+    script = f"import pathlib, sys; pathlib.Path(r'{file}').write_text(sys.argv[1])"
+    monkeypatch.setattr(launcher, "SWEEP", (sys.executable, "-c", script))
+    sweep = launcher.start_sweep(arguments, str(file))
+    assert sweep is not None
+    assert sweep.wait(timeout=30) == 0
+    assert file.read_text() == f"http://127.0.0.1:{port}"
+    assert launcher.start_sweep(arguments, str(file)) is None, "there is a profile already"
+    assert launcher.start_sweep(arguments, "") is None
+
+
+@pytest.mark.timeout(60)
+def test_a_sweep_does_not_outlive_the_server(tmp_path: Path) -> None:
+    """It would go on for ten minutes, and hold the pipe open."""
+    file = tmp_path / "profile.json"
+    process = start(
+        f"import pathlib, time\nwhile not pathlib.Path({str(file)!r}).exists(): time.sleep(0.05)", SPECSERVER_SWEEP_FILE=str(file)
+    )
+    assert process.stdout is not None
+    assert process.stdout.read() == ""
+    assert process.wait(timeout=30) == 0
