@@ -28,7 +28,7 @@ class MemoryCluster:
 
     @property
     def writes(self) -> list[Request]:
-        return [request for request in self.requests if request[0] not in ("get", "list")]
+        return [request for request in self.requests if request[0] not in ("get", "list", "dry run")]
 
     async def get(self, kind: str, namespace: str, name: str) -> Body:
         self._note("get", kind, name)
@@ -50,8 +50,11 @@ class MemoryCluster:
             raise Conflict(f"{kind} {name} already exists", status=409)
         return self._store(kind, name, body)
 
-    async def apply(self, body: Body, *, field_manager: str) -> Body:
+    async def apply(self, body: Body, *, field_manager: str, dry_run: bool = False) -> Body:
         kind, name = body["kind"], body["metadata"]["name"]
+        if dry_run:
+            self._note("dry run", kind, name)
+            return _merge(copy.deepcopy(self.objects.get((kind, name), {})), body)
         self._note("apply", kind, name)
         stored = self._store(kind, name, _merge(self.objects.get((kind, name), {}), body))
         managed = [entry for entry in stored["metadata"].get("managedFields", []) if entry["manager"] != field_manager]

@@ -48,6 +48,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     OBJECT_REFUSED = "ObjectRefused"
     SCALED_TO_ZERO = "ScaledToZero"
+    SUSPENDED = "Suspended"
     DRAFT_MISMATCH = "DraftMismatch"
     NODE_LOST = "NodeLost"
     NODE_REFUSED = "NodeRefused"
@@ -76,6 +77,9 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     ROLLOUT_COMPLETE = "RolloutComplete"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    ROLLOUT_PAUSED = "RolloutPaused"
+    ROLLOUT_DEFERRED = "RolloutDeferred"
+    ROLLOUT_STOPPED = "RolloutStopped"
     # MetricsAvailable
     METRICS_FOUND = "MetricsFound"
     METRICS_MISSING = "MetricsMissing"

@@ -304,18 +304,38 @@ class Metrics(Node):
     staleness: Duration = Field("60s", description="Age at which a sample counts as unknown, as a duration. Default: 60s.")
 
 
+class OperatorUpgrade(StrEnum):
+    KEEP = "Keep"
+    ROLL = "Roll"
+
+
 class Rollout(Node):
-    """How pods are replaced."""
+    """How pods are replaced: one at a time, each drained first."""
 
     max_surge: int = Field(
         0, ge=0, le=1000, description="Pods above the wanted number while rolling; each needs GPUs of its own. Default: 0."
     )
-    max_unavailable: int = Field(1, ge=0, le=1000, description="Pods that may be down while rolling. Default: 1.")
+    max_unavailable: int = Field(
+        1, ge=0, le=1000,
+        description="Pods that may be out of service while rolling. Above 1 it counts only with `protectStartup` false."
+        " Default: 1.",
+    )  # fmt: skip
     drain_timeout: Duration = Field(
         "60s", description="Time that a pod has to finish its requests before it goes, as a duration. Default: 60s."
     )
     progress_deadline: Duration = Field(
         "1h", description="Time without progress after which a rollout counts as failed, as a duration. Default: 1h."
+    )
+    paused: bool = Field(
+        False, description="Start no further replacement; pods that are there stay. Scaling goes on. Default: false."
+    )
+    protect_startup: bool = Field(
+        True, description="Replace no pod while another still loads its model. Default: true."
+    )
+    on_operator_upgrade: OperatorUpgrade = Field(
+        OperatorUpgrade.KEEP,
+        description="When a new version of the operator builds other pods from the same resource: `Keep` those that are there"
+        " until the resource asks for new ones, or `Roll`. Default: Keep.",
     )
 
 
@@ -328,6 +348,9 @@ class Spec(Node):
     template: PodTemplateOverlay | None = Field(None, description="Overlay on the built pod template.")
     replicas: int | None = Field(None, ge=0, le=10_000, description="Number of replicas. Default: 1, unless `scaling` is there.")
     scaling: Scaling | None = Field(None, description="Replicas by load, instead of `replicas`.")
+    suspend: bool = Field(
+        False, description="Run no pods and free their GPUs, and keep everything else. Default: false."
+    )
     metrics: Metrics = Field(default_factory=Metrics, description="Where the load comes from.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
 
@@ -389,7 +412,7 @@ class RolloutStatus(Node):
     """Where a rollout stands."""
 
     revision: str | None = Field(None, description="Hash of the newest pod template.")
-    phase: Literal["Complete", "Progressing", "Stalled"] | None = Field(None, description="How far it is.")
+    phase: Literal["Complete", "Progressing", "Deferred", "Paused", "Stalled"] | None = Field(None, description="How far it is.")
 
 
 class FailureStatus(Node):

@@ -1,4 +1,4 @@
-"""What every built object has in common: labels, the owner, and a hash that says "as the operator built it".
+"""What every built object has in common: labels and the owner.
 
 Ownership goes by ownerReferences alone, so that Kubernetes' garbage collector deletes what we made even while the operator
 is down. A finalizer was rejected: it would leave the resource stuck whenever the operator is gone for good.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from specserver.api import labels
@@ -58,17 +57,6 @@ def build_metadata(server: SpeculativeServer, name: str) -> dict[str, Any]:
     }
 
 
-def desired_hash(built: Mapping[str, Any]) -> str:
-    """Hash of a built object, the same whether or not the object carries the annotation with it already."""
-    metadata = dict(built["metadata"])
-    annotations = {key: value for key, value in metadata.pop("annotations", {}).items() if key != labels.DESIRED_HASH}
-    if annotations:
-        metadata["annotations"] = annotations
-    canonical = json.dumps({**built, "metadata": metadata}, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def with_desired_hash(built: KubernetesObject) -> KubernetesObject:
-    """The object with its hash as annotation, on the object itself and never on a pod template."""
-    annotations = {**built["metadata"].get("annotations", {}), labels.DESIRED_HASH: desired_hash(built)}
-    return {**built, "metadata": {**built["metadata"], "annotations": annotations}}
+def digest(value: Any) -> str:
+    """Of anything that is JSON, the same for equal values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]

@@ -8,12 +8,14 @@ the pod alone.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from specserver.api import labels, quantities
-from specserver.api.v1alpha1 import Engine, SpeculativeServer
-from specserver.build.metadata import KubernetesObject, build_labels, build_metadata, build_selector
+from specserver.api.v1alpha1 import Engine, Mode, SpeculativeServer
+from specserver.build.metadata import KubernetesObject, build_labels, build_metadata, build_selector, digest
 from specserver.build.models import claim_mounts
 from specserver.build.overlay import apply_overlay
 from specserver.build.secret import admin_key_ref, api_key_ref
@@ -39,15 +41,19 @@ ROLLOUT_MARGIN_SECONDS = 60
 """Scheduling and image pull, on top of the old pod's end and the new pod's load."""
 REVISION_HISTORY_LIMIT = 3
 
+HELD_SECONDS = 1_000_000_000
+"""`minReadySeconds` of a held rollout: thirty years."""
+
 
 def build_workload(server: SpeculativeServer) -> KubernetesObject:
     """Deployment `<name>`, without `replicas`. OverlayInvalid where `spec.template` can't be merged."""
     rollout = server.spec.rollout
     template = apply_overlay(_build_pod_template(server), server.spec.template)
+    origin = {labels.TEMPLATE_DIGEST: digest(template), labels.TEMPLATE_INTENT: digest(build_intent(server))}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": build_metadata(server, server.name),
+        "metadata": {**build_metadata(server, server.name), "annotations": origin},
         "spec": {
             "selector": {"matchLabels": build_selector(server)},
             "strategy": {
@@ -61,12 +67,57 @@ def build_workload(server: SpeculativeServer) -> KubernetesObject:
     }
 
 
-def build_replicas(server: SpeculativeServer, replicas: int) -> KubernetesObject:
-    """The part of the Deployment that the field manager of the replicas applies: the count and nothing else."""
+def build_intent(server: SpeculativeServer) -> dict[str, Any]:
+    """The fields of the resource that the pod template is built from, without those at their defaults.
+
+    It is how a change of the resource is told from a change of the operator: with the same intent, another template is the
+    work of another version (`rollout.onOperatorUpgrade`). Defaults are left out so that a field that a later version brings
+    changes no intent; that the default of such a field never changes is what v1alpha1 promises.
+    """
+    spec = server.spec
+    plain = spec.speculation.mode is Mode.NEVER
+    return {
+        "model": spec.model.model_dump(mode="json", exclude_defaults=True),
+        "servedName": spec.model.served_name or server.name,
+        "draft": None if plain else spec.speculation.model_dump(
+            mode="json", exclude_defaults=True, exclude={"mode", "policy", "steps", "max_steps"}
+        ),
+        "ladder": None if plain else spec.speculation.ladder,
+        "engine": spec.engine.model_dump(mode="json", exclude_defaults=True, exclude={"sglang_release"}),
+        "template": None if spec.template is None else spec.template.model_dump(mode="json", exclude_defaults=True),
+        "drainTimeout": spec.rollout.drain_timeout,
+    }  # fmt: skip
+
+
+def gate_rollout(workload: KubernetesObject, max_unavailable: int) -> KubernetesObject:
+    """The Deployment with its rollout held: so many pods of the present template may be made, and no more.
+
+    A Deployment goes on when new pods become available. With a readiness that is never old enough they don't, so
+    `maxUnavailable` is how many old pods it may have removed in all (see `core/rollout.py`).
+    """
+    spec = workload["spec"]
+    rolling = {**spec["strategy"]["rollingUpdate"], "maxUnavailable": max_unavailable}
+    held = {
+        "strategy": {**spec["strategy"], "rollingUpdate": rolling},
+        "minReadySeconds": HELD_SECONDS,
+        "progressDeadlineSeconds": HELD_SECONDS + 1,
+    }
+    return {**workload, "spec": {**spec, **held}}
+
+
+def keep_template(workload: KubernetesObject, template: dict[str, Any], origin: Mapping[str, str]) -> KubernetesObject:
+    """The Deployment with the pod template that it has, and what is written on it of that template's origin."""
+    metadata, spec = workload["metadata"], workload["spec"]
+    return {**workload, "metadata": {**metadata, "annotations": dict(origin)}, "spec": {**spec, "template": template}}
+
+
+def build_replicas(server: SpeculativeServer, replicas: int, rescale: Mapping[str, Any] | None) -> KubernetesObject:
+    """The part of the Deployment that the field manager of the replicas applies: the count, and the last change of it."""
+    told = {} if rescale is None else {"annotations": {labels.RESCALE: json.dumps(rescale, ensure_ascii=False)}}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": server.name, "namespace": server.namespace},
+        "metadata": {"name": server.name, "namespace": server.namespace, **told},
         "spec": {"replicas": replicas},
     }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import uuid
 from typing import Literal
 
 from specserver.api import labels
 from specserver.api.v1alpha1 import SpeculativeServer
 from specserver.cluster.client import Cluster
-from specserver.cluster.errors import ClusterError
+from specserver.cluster.errors import ClusterError, Conflict
 from specserver.core.times import rfc3339
 
 _log = logging.getLogger(__name__)
@@ -18,14 +18,25 @@ _LONGEST_MESSAGE = 1024
 
 
 async def emit_event(
-    cluster: Cluster, server: SpeculativeServer, *, kind: Literal["Normal", "Warning"], reason: str, message: str, now: float
+    cluster: Cluster,
+    server: SpeculativeServer,
+    *,
+    kind: Literal["Normal", "Warning"],
+    reason: str,
+    message: str,
+    about: str,
+    now: float,
 ) -> None:
-    """Best effort: an Event that can't be written is logged and never stops a reconcile."""
+    """Best effort: an Event that can't be written is logged and never stops a reconcile.
+
+    `about` is part of its name, with the reason and the server: what is told again after a crash has that name already.
+    """
+    identity = hashlib.sha256(f"{server.uid} {reason} {about}".encode()).hexdigest()[:16]
     time = rfc3339(now)
     body = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": server.namespace, "name": f"{server.name}.{uuid.uuid4().hex[:16]}"},
+        "metadata": {"namespace": server.namespace, "name": f"{server.name}.{identity}"},
         "involvedObject": {
             "apiVersion": labels.API_VERSION,
             "kind": labels.KIND,
@@ -44,5 +55,7 @@ async def emit_event(
     }
     try:
         await cluster.create(body)
+    except Conflict:
+        return  # told already
     except ClusterError as error:
         _log.warning("%s/%s: the Event %s was not written: %s", server.namespace, server.name, reason, error.message)

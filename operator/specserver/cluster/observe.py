@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specserver.api import labels
 from specserver.cluster.client import Body, Cluster
 from specserver.cluster.errors import NotFound
-from specserver.core.observed import ContainerFailure, Pod, Workload
+from specserver.core.observed import ContainerFailure, Pod, Revision, Workload
 from specserver.core.times import epoch_seconds
 
 _TEMPLATE_HASH = "pod-template-hash"
@@ -28,6 +28,8 @@ class ObservedObjects:
     objects: Mapping[str, Body]
     workload: Workload | None
     pods: tuple[Pod, ...]
+    templates: Mapping[str, Body] = field(default_factory=dict)
+    """The pod templates of the Deployment's revisions, by the digest of what the operator had built."""
 
 
 async def observe_objects(
@@ -49,7 +51,12 @@ async def observe_objects(
     owned = [one for one in listed if is_ours(one, deployment["metadata"]["uid"])]
     uids = [one["metadata"]["uid"] for one in owned]
     ours = [parse_pod(pod) for pod in pods if any(is_ours(pod, uid) for uid in uids)]
-    return ObservedObjects(objects, parse_workload(deployment, owned), tuple(sorted(ours, key=lambda pod: pod.name)))
+    workload = parse_workload(deployment, owned)
+    digests = [one["metadata"].get("annotations", {}).get(labels.TEMPLATE_DIGEST) for one in owned]
+    templates = {
+        digest: _without_hash(one["spec"]["template"]) for digest, one in zip(digests, owned, strict=True) if digest
+    }
+    return ObservedObjects(objects, workload, tuple(sorted(ours, key=lambda pod: pod.name)), templates)
 
 
 def is_ours(body: Body, owner_uid: str) -> bool:
@@ -89,10 +96,34 @@ def parse_workload(deployment: Body, replica_sets: Sequence[Body]) -> Workload:
             for condition in conditions
         ),
         conditions=conditions,
+        revisions=tuple(_parse_revision(one) for one in replica_sets),
+        template_digest=metadata.get("annotations", {}).get(labels.TEMPLATE_DIGEST, ""),
+        template_intent=metadata.get("annotations", {}).get(labels.TEMPLATE_INTENT, ""),
+        held=spec.get("minReadySeconds", 0) > 0,
+        max_unavailable=_whole(spec.get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable")) or 0,
         creation_refused=next(
             (one.get("message", "") for one in conditions if one["type"] == "ReplicaFailure" and one["status"] == "True"), ""
         ),
     )
+
+
+def _parse_revision(replica_set: Body) -> Revision:
+    metadata, spec = replica_set["metadata"], replica_set["spec"]
+    annotations = metadata.get("annotations", {})
+    return Revision(
+        template_hash=metadata["labels"].get(_TEMPLATE_HASH, ""),
+        digest=annotations.get(labels.TEMPLATE_DIGEST, ""),
+        created_at=epoch_seconds(metadata["creationTimestamp"]),
+        replicas=spec.get("replicas", 1),
+        held=spec.get("minReadySeconds", 0) > 0,
+        scaled_for=_whole(annotations.get("deployment.kubernetes.io/desired-replicas")),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number, as JSON or as an annotation has it."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _without_hash(template: Body) -> Body:
@@ -132,6 +163,7 @@ def parse_pod(body: Body) -> Pod:
         deletion_cost=int(cost) if cost is not None and cost.lstrip("-").isdigit() else None,
         failure=_parse_failure(status),
         node=body.get("spec", {}).get("nodeName", ""),
+        draining_for=annotations.get(labels.DRAINING_FOR, ""),
         scheduled_at=_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
         running_since=_time(engine.get("state", {}).get("running", {}).get("startedAt")),
         ready_since=_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,37 +10,28 @@ from specserver.api import labels
 from specserver.cluster.client import Cluster
 from specserver.cluster.errors import NotFound
 from specserver.core.drain import LOWEST_DELETION_COST, Action, ClearIdle, MarkDraining, NoteIdle, ReleaseReplica, ReturnToService
-from specserver.core.events import Event
 from specserver.core.times import rfc3339
 
 
-async def apply_drain_marks(cluster: Cluster, namespace: str, actions: Sequence[Action]) -> list[Event]:
-    """Writes the marks, in order, and returns the Events that they are worth. A pod that is gone needs none."""
-    events = []
+async def apply_drain_marks(cluster: Cluster, namespace: str, actions: Sequence[Action]) -> None:
+    """Writes the marks, in order. A pod that is gone needs none."""
     for action in actions:
         if isinstance(action, ReleaseReplica):
             continue  # a change of the Deployment, not of a pod
-        try:
+        with contextlib.suppress(NotFound):
             await cluster.patch(
                 "Pod", namespace, action.pod.name, {"metadata": _marks(action)}, field_manager=labels.MANAGER_DRAIN
             )
-        except NotFound:
-            continue
-        if isinstance(action, MarkDraining):
-            message = f"pod {action.pod.name} takes no new requests and finishes those that it has"
-            events.append(Event("Normal", "DrainStarted", message))
-        elif isinstance(action, ReturnToService):
-            events.append(Event("Normal", "DrainCancelled", f"pod {action.pod.name} takes requests again"))
-    return events
 
 
 def _marks(action: MarkDraining | NoteIdle | ClearIdle | ReturnToService) -> dict[str, Any]:
     match action:
-        case MarkDraining(since=since):
+        case MarkDraining(since=since, purpose=purpose):
             return {
                 "labels": {labels.SERVING: None},
                 "annotations": {
                     labels.DRAINING_SINCE: rfc3339(since),
+                    labels.DRAINING_FOR: purpose or None,
                     labels.POD_DELETION_COST: str(LOWEST_DELETION_COST),
                 },
             }
@@ -52,6 +44,7 @@ def _marks(action: MarkDraining | NoteIdle | ClearIdle | ReturnToService) -> dic
                 "labels": {labels.SERVING: labels.SERVING_VALUE},
                 "annotations": {
                     labels.DRAINING_SINCE: None,
+                    labels.DRAINING_FOR: None,
                     labels.DRAINED_IDLE_SINCE: None,
                     labels.POD_DELETION_COST: None,
                 },

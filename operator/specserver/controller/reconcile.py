@@ -4,15 +4,16 @@ happened, so a missed event, a crash in the middle or a second run changes nothi
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets as randomness
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserver.api import labels, quantities
-from specserver.api.conditions import Condition, Reason, Status
+from specserver.api.conditions import Condition, ConditionType, Reason, Status
 from specserver.api.v1alpha1 import InvalidResource, SpeculativeServer, parse
 from specserver.build import build_all
 from specserver.build.arguments import check_arguments
@@ -31,18 +32,23 @@ from specserver.cluster.status import invalid_status, write_status
 from specserver.controller.policies import PATIENCE_SECONDS, Applied, PolicyPusher
 from specserver.controller.queue import Gone, Key, Outcome, RequeueAfter, Retry
 from specserver.controller.sources import LoadSources
+from specserver.controller.workloads import Wanted, Workloads
 from specserver.core.drain import DrainPlan, ReleaseReplica, plan_drain
-from specserver.core.events import Event, plan_events
+from specserver.core.events import Event, plan_drain_events, plan_events, plan_rescale_events
 from specserver.core.observed import EngineUnreachable, Load, LoadUnknown, Observed, Pod
 from specserver.core.readiness import Problem
+from specserver.core.rollout import RolloutPlan, Stand, Target, plan_rollout
 from specserver.core.scaling import ScalingHistory, ScalingPlan, plan_scaling, record_rescale
 from specserver.core.status import ScalingOutcome, build_status
+from specserver.core.suspend import plan_suspension
+from specserver.core.times import rfc3339
 from specserver.load.replica import replicas_to_observe
 
 _log = logging.getLogger(__name__)
 
 _LOAD_FRESH_SECONDS = 1.0
 """A burst of events reads the load once."""
+_CLOCK_JUMP_SECONDS = 5.0
 _PENDING_SECONDS = 2.0
 """How soon to look again while something is on its way that no watch will tell of."""
 
@@ -64,6 +70,18 @@ class _Memory:
     look: _LoadLook | None = None
     looking: asyncio.Task[_LoadLook] | None = None
     uids: frozenset[str] = frozenset()
+    ahead: float | None = None
+    """How far the clock was ahead of the steady one."""
+
+    def mind_clock(self, now: float, steady: float) -> None:
+        """Forgets what has times in it where the clock was set meanwhile: none of them means what it did."""
+        before, self.ahead = self.ahead, now - steady
+        if before is not None and abs(self.ahead - before) > _CLOCK_JUMP_SECONDS:
+            _log.warning("the clock was set by %.0f s: what scaling remembers begins anew", self.ahead - before)
+            self.history, self.look = ScalingHistory(), None
+
+
+Tell = Callable[[Iterable[Event]], Awaitable[None]]
 
 
 class Reconciler:
@@ -77,10 +95,13 @@ class Reconciler:
         *,
         version: str,
         clock: Callable[[], float] = time.time,
+        steady_clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`steady_clock` is one that nobody sets: back-offs go by it, and it tells that the other one was set."""
         self._cluster, self._pusher, self._sources = cluster, pusher, sources
         self._applier = Applier(cluster)
-        self._version, self._clock = version, clock
+        self._workloads = Workloads(cluster, self._applier)
+        self._version, self._clock, self._steady_clock = version, clock, steady_clock
         self._memories: dict[Key, _Memory] = {}
 
     async def reconcile(self, key: Key) -> Outcome:
@@ -116,6 +137,7 @@ class Reconciler:
             await write_status(self._cluster, body, invalid_status(body, str(error), self._version, now))
             return RequeueAfter(60.0)
         memory = self._memories.setdefault(key, _Memory())
+        memory.mind_clock(now, self._steady_clock())
         interval = quantities.seconds(server.spec.metrics.interval)
 
         # 2. What is there.
@@ -126,7 +148,8 @@ class Reconciler:
         # 3. The objects, the keys first.
         problems, admin_key = await self._ensure_keys(server)
         arguments = check_arguments(server)
-        refused, changed = await self._apply_objects(server, seen, arguments, blocked=bool(problems))
+        missing = problems
+        refused, changed, wanted = await self._apply_objects(server, seen, arguments, previous, blocked=bool(problems))
         problems += refused
         if changed:
             # So that what is told below is not about the objects as they were.
@@ -135,14 +158,25 @@ class Reconciler:
         # 4. The policy and the load, side by side: a pod that hangs in one must not delay the other.
         document = build_policy(server).to_document()
         applied, load = await asyncio.gather(
-            self._apply_policy(server, seen, document, admin_key, now), self._observe_load(server, seen, memory, now)
+            self._apply_policy(server, seen, document, admin_key), self._observe_load(server, seen, memory, now)
         )
 
-        # 5. Replicas.
+        # 5. Replicas, then their revision.
         observed = Observed(seen.workload, seen.pods, load, applied.engines)
-        scaling, drain, events = await self._scale(server, observed, seen, memory, now)
-        if scaling.change is not None:
+        tell = self._teller(server, body, now)
+        scaling, drain = await self._scale(server, observed, seen, memory, tell, now)
+        rollout = RolloutPlan(known=False)
+        if seen.workload is not None and wanted is not None:
+            moving = drain.actions or scaling.changed or (server.spec.suspend and seen.workload.spec_replicas > 0)
+            why = "the number of replicas is being changed first" if moving else ""
+            blocked = "; ".join(problem.message for problem in missing) or wanted.refusal
+            rollout = await self._roll(server, observed, seen, wanted, tell, moving=why, blocked=blocked, now=now)
+        if scaling.changed or rollout.new_template:
             seen = await self._observe_objects(server)
+        if seen.workload is not None and rollout.known:
+            workload = replace(seen.workload, current_template_hash=rollout.newest)
+            observed = Observed(workload, seen.pods, load, applied.engines)
+        else:
             observed = Observed(seen.workload, seen.pods, load, applied.engines)
 
         # 6. What is told.
@@ -154,22 +188,38 @@ class Reconciler:
             pushes=applied.pushes,
             problems=problems,
             further=(arguments,),
+            stand=rollout.stand,
+            kept=wanted is not None and wanted.target is Target.KEPT,
             selector=_selector(server),
             operator_version=self._version,
             previous=previous,
             now=now,
         )
+        events: list[Event] = []
         if applied.pushed_now:
             message = f"revision {server.generation} is in force in {', '.join(applied.pushed_now)}"
-            events.append(Event("Normal", "PolicyPushed", message))
+            events.append(Event("Normal", "PolicyPushed", message, message))
+        events.extend(plan_rescale_events(scaling.rescales, previous.get("scaling", {}).get("history", [])))
         events.extend(plan_events(previous.get("conditions", []), status["conditions"]))
-        for event in events:
-            await emit_event(self._cluster, server, kind=event.kind, reason=event.reason, message=event.message, now=now)
+        await tell(events)
         await write_status(self._cluster, body, status)
 
         # 7. When to look again.
         waiting = applied.waiting or memory.looking is not None
-        return RequeueAfter(min(interval, *_sooner(drain, problems, scaling, waiting=waiting)))
+        return RequeueAfter(min(interval, *_sooner(drain, rollout, problems, scaling, waiting=waiting)))
+
+    def _teller(self, server: SpeculativeServer, body: Body, now: float) -> Tell:
+        """Writes Events. The state of the resource is part of their names: the same news at the same state is told once."""
+        version = body["metadata"].get("resourceVersion", "")
+
+        async def tell(events: Iterable[Event]) -> None:
+            for event in events:
+                about = f"{event.about} {version}"
+                await emit_event(
+                    self._cluster, server, kind=event.kind, reason=event.reason, message=event.message, about=about, now=now
+                )
+
+        return tell
 
     def _forget(self, key: Key) -> None:
         memory = self._memories.pop(key, _Memory())
@@ -213,18 +263,26 @@ class Reconciler:
         return tuple(problems), await read_entry(self._cluster, server.namespace, admin_key_ref(server))
 
     async def _apply_objects(
-        self, server: SpeculativeServer, seen: ObservedObjects, arguments: Condition, *, blocked: bool
-    ) -> tuple[tuple[Problem, ...], bool]:
-        """Applies what differs, and says whether anything did. A problem with one object leaves the others as they should be."""
+        self,
+        server: SpeculativeServer,
+        seen: ObservedObjects,
+        arguments: Condition,
+        previous: Mapping[str, Any],
+        *,
+        blocked: bool,
+    ) -> tuple[tuple[Problem, ...], bool, Wanted | None]:
+        """Applies what differs, and says whether anything did, and what the Deployment should become. A problem with one
+        object leaves the others as they should be."""
         try:
             desired = build_all(server, ladders_in(seen.objects.get("ConfigMap")))
         except BuildInvalid as error:
-            return (Problem(Reason.INVALID_SPEC, f"{error.field}: {error.message}"),), False
+            return (Problem(Reason.INVALID_SPEC, f"{error.field}: {error.message}"),), False, None
         problems: list[Problem] = []
         if arguments.status is Status.FALSE:
             problems.append(Problem(arguments.reason, arguments.message))
             del desired["workload"]  # neither made nor changed: pods of such arguments would end at once
         changed = False
+        wanted: Wanted | None = None
         for body in desired.values():
             live = seen.objects.get(body["kind"])
             if body["kind"] == "Deployment" and live is None and blocked:
@@ -236,16 +294,21 @@ class Reconciler:
                 if body["kind"] == "Deployment" and live is None:
                     await self._create_workload(server, body)
                     changed = True
+                elif body["kind"] == "Deployment":
+                    wanted = await self._workloads.compare(server, body, seen, previous)
+                    if wanted.refusal:
+                        raise Refused(wanted.refusal)
+                    changed |= await self._workloads.settle(wanted, seen)
                 elif await self._applier.apply(body, live, field_manager=labels.MANAGER_OBJECTS) is not None:
                     changed = True
             except Refused as error:
                 problems.append(Problem(Reason.OBJECT_REFUSED, f"{body['kind']} {body['metadata']['name']}: {error.message}"))
-        return tuple(problems), changed
+        return tuple(problems), changed, wanted
 
     async def _create_workload(self, server: SpeculativeServer, body: Body) -> None:
         """Replicas have an owner of their own from the first moment: created without them there would be one pod for an
         instant, whatever the number wanted."""
-        replicas = build_replicas(server, _first_replicas(server))
+        replicas = build_replicas(server, 0 if server.spec.suspend else _first_replicas(server), None)
         whole = {**body, "spec": {**body["spec"], **replicas["spec"]}}
         await self._cluster.apply(whole, field_manager=labels.MANAGER_REPLICAS)
         await self._applier.apply(body, None, field_manager=labels.MANAGER_OBJECTS)
@@ -254,7 +317,7 @@ class Reconciler:
     # ---- 4. ----------------------------------------------------------------------------------------------------------
 
     async def _apply_policy(
-        self, server: SpeculativeServer, seen: ObservedObjects, document: Mapping[str, Any], admin_key: str | None, now: float
+        self, server: SpeculativeServer, seen: ObservedObjects, document: Mapping[str, Any], admin_key: str | None
     ) -> Applied:
         if admin_key is None:
             ref = admin_key_ref(server)
@@ -262,6 +325,7 @@ class Reconciler:
             started = [pod.name for pod in seen.pods if pod.started and not pod.terminating]
             return Applied({name: EngineUnreachable(name, why, Reason.SECRET_MISSING) for name in started}, {}, ())
         mode, port = server.spec.speculation.mode, server.spec.engine.port
+        now = self._steady_clock()
         return await self._pusher.apply_policy(seen.pods, document, mode, port=port, admin_key=admin_key, now=now)
 
     async def _observe_load(
@@ -291,16 +355,23 @@ class Reconciler:
     # ---- 5. ----------------------------------------------------------------------------------------------------------
 
     async def _scale(
-        self, server: SpeculativeServer, observed: Observed, seen: ObservedObjects, memory: _Memory, now: float
-    ) -> tuple[ScalingOutcome, DrainPlan, list[Event]]:
+        self, server: SpeculativeServer, observed: Observed, seen: ObservedObjects, memory: _Memory, tell: Tell, now: float
+    ) -> tuple[ScalingOutcome, DrainPlan]:
         """Moves the replicas one step towards what is wanted."""
         workload = observed.workload
         if workload is None:
-            return ScalingOutcome(_first_replicas(server), ()), DrainPlan(), []
+            return ScalingOutcome(0 if server.spec.suspend else _first_replicas(server), ()), DrainPlan()
         # 1. How many are wanted.
         current = workload.spec_replicas
         plan: ScalingPlan | None = None
-        if server.spec.scaling is None:
+        conditions: tuple[Condition, ...] = ()
+        if server.spec.suspend:
+            wanted, why = 0, "spec.suspend"
+            if server.spec.scaling is not None:
+                conditions = (
+                    Condition(ConditionType.SCALING_ACTIVE, Status.FALSE, Reason.SUSPENDED, "spec.suspend is true"),
+                )
+        elif server.spec.scaling is None:
             wanted, why = _first_replicas(server), "spec.replicas"
         else:
             plan = plan_scaling(
@@ -312,33 +383,88 @@ class Reconciler:
                 history=memory.history,
                 now=now,
             )
-            memory.history = plan.history
+            memory.history, conditions = plan.history, plan.conditions
             wanted, why = plan.desired_replicas, plan.reason
         # 2. Fewer go through the drain, also halfway ones.
-        drain = plan_drain(
-            pods=observed.pods,
-            load=observed.load,
-            desired_replicas=wanted,
-            current_replicas=current,
-            drain_timeout_seconds=quantities.seconds(server.spec.rollout.drain_timeout),
-            now=now,
-        )
-        events = await apply_drain_marks(self._cluster, server.namespace, drain.actions)
+        timeout = quantities.seconds(server.spec.rollout.drain_timeout)
+        if server.spec.suspend:
+            drain = plan_suspension(
+                pods=observed.pods, load=observed.load, current_replicas=current, drain_timeout_seconds=timeout, now=now
+            )
+        else:
+            drain = plan_drain(
+                pods=observed.pods,
+                load=observed.load,
+                desired_replicas=wanted,
+                current_replicas=current,
+                drain_timeout_seconds=timeout,
+                now=now,
+            )
+        await tell(plan_drain_events(drain.actions))
+        await apply_drain_marks(self._cluster, server.namespace, drain.actions)
         release = next((action for action in drain.actions if isinstance(action, ReleaseReplica)), None)
         target = max(current, wanted) if release is None else release.to
-        # 3. The number.
-        change = None
+        # 3. The number, and on it what is told of it: who dies between the change and the telling finds it there.
+        before = _read_rescale(seen.objects["Deployment"])
+        rescale = before
+        if target != current:
+            reason = why if release is None else f"{why}; {release.reason}"
+            rescale = {"time": rfc3339(now), "from": current, "to": target, "reason": reason}
         # Also where the number is right: so that it is ours after somebody else wrote it, and alone ours after a crash
         # between the two steps of `_create_workload`.
-        replicas = build_replicas(server, target)
+        replicas = build_replicas(server, target, rescale)
         await self._applier.apply(replicas, seen.objects["Deployment"], field_manager=labels.MANAGER_REPLICAS)
         if target != current:
             memory.history = record_rescale(memory.history, before=current, after=target, now=now)
-            reason = why if release is None else f"{why}; {release.reason}"
-            change = (current, target, reason)
-            verb = "ScaledUp" if target > current else "ScaledDown"
-            events.append(Event("Normal", verb, f"from {current} to {target} replicas: {reason}"))
-        return ScalingOutcome(wanted, plan.conditions if plan else (), change), drain, events
+        changes = (before,) if rescale is before else (before, rescale)
+        told = tuple(one for one in changes if one is not None)
+        return ScalingOutcome(wanted, conditions, told, changed=target != current), drain
+
+    async def _roll(
+        self,
+        server: SpeculativeServer,
+        observed: Observed,
+        seen: ObservedObjects,
+        wanted: Wanted,
+        tell: Tell,
+        *,
+        moving: str,
+        blocked: str,
+        now: float,
+    ) -> RolloutPlan:
+        """Takes the next step from old pods to new ones, unless the replicas are just `moving`."""
+        assert observed.workload is not None
+        plan = plan_rollout(
+            pods=observed.pods,
+            load=observed.load,
+            engines=observed.engines,
+            workload=observed.workload,
+            target=wanted.target,
+            digest=wanted.digest,
+            rollout=server.spec.rollout,
+            mode=server.spec.speculation.mode,
+            blocked=blocked,
+            load_deadline_seconds=quantities.seconds(server.spec.engine.load_deadline),
+            now=now,
+        )
+        if moving and (plan.stand is not None or plan.new_template):
+            return RolloutPlan(stand=Stand(Status.TRUE, Reason.ROLLOUT_DEFERRED, moving), newest=plan.newest, known=True)
+        if not wanted.refusal:
+            await tell(plan_drain_events(plan.actions))
+            await apply_drain_marks(self._cluster, server.namespace, plan.actions)
+            await self._workloads.advance(wanted, plan, seen)
+        return plan
+
+
+def _read_rescale(deployment: Body) -> dict[str, Any] | None:
+    """The last change of the replicas, as it was written with it; None where there is none that is whole."""
+    try:
+        rescale = json.loads(deployment["metadata"].get("annotations", {}).get(labels.RESCALE, ""))
+    except ValueError:
+        return None
+    fields = {"time": str, "from": int, "to": int, "reason": str}
+    whole = isinstance(rescale, dict) and all(isinstance(rescale.get(name), kind) for name, kind in fields.items())
+    return {name: rescale[name] for name in fields} if whole else None
 
 
 def _object_names(server: SpeculativeServer) -> dict[str, str]:
@@ -374,14 +500,16 @@ def _taken(body: Body) -> Problem:
 
 
 def _sooner(
-    drain: DrainPlan, problems: tuple[Problem, ...], scaling: ScalingOutcome, *, waiting: bool
+    drain: DrainPlan, rollout: RolloutPlan, problems: tuple[Problem, ...], scaling: ScalingOutcome, *, waiting: bool
 ) -> tuple[float, ...]:
     """Times at which something may have moved without an event."""
     times = []
     if drain.requeue_after_seconds is not None:
         times.append(drain.requeue_after_seconds)
+    if rollout.requeue_after_seconds is not None:
+        times.append(rollout.requeue_after_seconds)
     if problems:
         times.append(_PENDING_SECONDS * 5)
-    if scaling.change is not None or waiting:
+    if scaling.changed or rollout.new_template or waiting:
         times.append(_PENDING_SECONDS)
     return (*times, 600.0)

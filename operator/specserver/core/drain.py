@@ -18,8 +18,9 @@ about to remove, so it explains one mark: that is how a mark whose drain is over
 a marked pod that survived (the ReplicaSet prefers one that isn't ready) is found and returned to service. A rollout's surge
 looks the same; then a marked pod stays out of service until the rollout removes a pod, and the wanted number still serves.
 
-While pods of two templates live, nothing is drained: a Deployment in mid-rollout spreads a change of `replicas` over its
-ReplicaSets, and the one that loses a pod need not be the victim's.
+While pods of two templates live, or one is drained for a rollout (`rollout.py`, which has marks of its own), no replica is
+removed: a Deployment in mid-rollout spreads a change of `replicas` over its ReplicaSets, and the one that loses a pod need
+not be the victim's.
 
 Rejected: deletion costs kept up to date with the load. They would be a write per replica and sample, would be old at the
 moment that counts, and would still take the busy with the idle.
@@ -45,10 +46,11 @@ SAMPLE_GAP_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class MarkDraining:
-    """Take the pod out of the Service, give it the lowest deletion cost and note `since`: one patch."""
+    """Take the pod out of the Service, give it the lowest deletion cost and note `since` and what it is for: one patch."""
 
     pod: Pod
     since: float
+    purpose: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,15 @@ class DrainPlan:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class DrainStep:
+    """Where the drain of one pod stands. `done` says why the pod may go now; empty while it may not."""
+
+    actions: tuple[Action, ...] = ()
+    requeue_after_seconds: float | None = None
+    done: str = ""
+
+
 def plan_drain(
     *,
     pods: Sequence[Pod],
@@ -110,11 +121,11 @@ def plan_drain(
     Raising `replicas` needs no plan: the caller writes `desired_replicas` after the actions. A fixed `spec.replicas` that
     the user lowered goes through here too.
     """
-    live = [pod for pod in pods if _lives(pod)]
-    marked = sorted((pod for pod in live if pod.draining_since is not None), key=_removal_order)
+    live = [pod for pod in pods if pod.lives]
+    marked = sorted((pod for pod in live if is_leaving(pod)), key=_removal_order)
     leaving = max(0, len(live) - current_replicas)
     pending = marked[leaving:]
-    rolling = len({pod.template_hash for pod in live}) > 1
+    rolling = len({pod.template_hash for pod in live}) > 1 or any(pod.draining_for for pod in live)
 
     # 1. No fewer replicas wanted, or not now: what is marked and won't be removed serves again.
     if desired_replicas >= current_replicas or rolling:
@@ -131,7 +142,7 @@ def plan_drain(
 
     # 4. Nothing marked: choose.
     if not pending:
-        victim = min(live, key=lambda pod: _victim_order(pod, load))
+        victim = choose_victim(live, load)
         mark = MarkDraining(victim, now)
         if not victim.started:
             return _release(current_replicas, f"pod {victim.name} had not started", mark)
@@ -142,58 +153,70 @@ def plan_drain(
     serving = sum(pod.ready and pod.serving and pod.draining_since is None for pod in live)
     if victim.ready and serving < desired_replicas:
         return DrainPlan(_return(pending), POLL_SECONDS, f"pod {victim.name} is needed while another isn't ready")
-    step = _watch(victim, load, current_replicas, drain_timeout_seconds, now)
-    return DrainPlan((*_return(others), *step.actions), step.requeue_after_seconds, step.message)
+    step = watch_drain(victim, load, drain_timeout_seconds, now)
+    if step.done:
+        return _release(current_replicas, step.done, *_return(others), *step.actions)
+    return DrainPlan((*_return(others), *step.actions), step.requeue_after_seconds, f"draining pod {victim.name}")
 
 
 def count_drains(pods: Sequence[Pod], current_replicas: int) -> int:
     """Replicas that are marked to go and still counted in `current_replicas`."""
-    live = [pod for pod in pods if _lives(pod)]
-    marked = sum(pod.draining_since is not None for pod in live)
+    live = [pod for pod in pods if pod.lives]
+    marked = sum(is_leaving(pod) for pod in live)
     return max(0, marked - max(0, len(live) - current_replicas))
 
 
-def _watch(victim: Pod, load: Load | LoadUnknown, current: int, drain_timeout_seconds: float, now: float) -> DrainPlan:
+def is_leaving(pod: Pod) -> bool:
+    """Marked as a replica to be removed; one that a rollout drains is replaced, and stays a replica."""
+    return pod.draining_since is not None and not pod.draining_for
+
+
+def choose_victim(pods: Sequence[Pod], load: Load | LoadUnknown) -> Pod:
+    """Whom to remove first: who serves least."""
+    return min(pods, key=lambda pod: _victim_order(pod, load))
+
+
+def watch_drain(victim: Pod, load: Load | LoadUnknown, drain_timeout_seconds: float, now: float) -> DrainStep:
+    """The next step with a marked pod, from what is on it."""
     since = victim.draining_since
     assert since is not None
-    message = f"draining pod {victim.name}"
 
     # 1. The clock went back: without this the drain would wait for the old time to come round again.
     if since > now + SETTLE_SECONDS:
-        return DrainPlan(_mark_again(victim, now), SETTLE_SECONDS, message)
+        return DrainStep(_mark_again(victim, now), SETTLE_SECONDS)
 
     # 2. Nothing to wait for, or waited long enough. Somebody may have undone the marks by hand.
     intact = not victim.serving and victim.deletion_cost == LOWEST_DELETION_COST
     again = () if intact else _mark_again(victim, since)
     if not victim.started:
-        return _release(current, f"pod {victim.name} had not started", *again)
+        return DrainStep(again, POLL_SECONDS, f"pod {victim.name} had not started")
     settled = since + SETTLE_SECONDS
     deadline = max(since + drain_timeout_seconds, settled)
     if now >= deadline:
-        return _release(current, f"pod {victim.name} was not seen idle within {drain_timeout_seconds:g} s", *again)
+        return DrainStep(again, POLL_SECONDS, f"pod {victim.name} was not seen idle within {drain_timeout_seconds:g} s")
     if again:
-        return DrainPlan(again, min(SETTLE_SECONDS, deadline - now), message)
+        return DrainStep(again, min(SETTLE_SECONDS, deadline - now))
     if now < settled:
-        return DrainPlan((), settled - now, message)
+        return DrainStep((), settled - now)
 
     # 3. Idle twice in a row?
     wait = min(POLL_SECONDS, deadline - now)
     noted = victim.drained_idle_since
     sample = load.of(victim.name) if isinstance(load, Load) else None
     if sample is None or _requests(sample) > 0:
-        return DrainPlan((ClearIdle(victim),) if noted is not None else (), wait, message)
+        return DrainStep((ClearIdle(victim),) if noted is not None else (), wait)
     if sample.observed_at < settled:
-        return DrainPlan((), wait, message)
+        return DrainStep((), wait)
     if noted is None:
-        return DrainPlan((NoteIdle(victim, sample.observed_at),), wait, message)
+        return DrainStep((NoteIdle(victim, sample.observed_at),), wait)
     if sample.observed_at - noted >= SAMPLE_GAP_SECONDS:
-        return _release(current, f"pod {victim.name} finished its requests")
-    return DrainPlan((), wait, message)
+        return DrainStep((), POLL_SECONDS, f"pod {victim.name} finished its requests")
+    return DrainStep((), wait)
 
 
 def _mark_again(victim: Pod, since: float) -> tuple[Action, ...]:
     clear = (ClearIdle(victim),) if victim.drained_idle_since is not None else ()
-    return (MarkDraining(victim, since), *clear)
+    return (MarkDraining(victim, since, victim.draining_for), *clear)
 
 
 def _release(current_replicas: int, reason: str, *before: Action) -> DrainPlan:
@@ -203,11 +226,6 @@ def _release(current_replicas: int, reason: str, *before: Action) -> DrainPlan:
 
 def _return(pods: Sequence[Pod]) -> tuple[Action, ...]:
     return tuple(ReturnToService(pod) for pod in pods)
-
-
-def _lives(pod: Pod) -> bool:
-    """Counted by its ReplicaSet. Terminating and finished pods are not: they have been replaced, or let go, already."""
-    return not pod.terminating and pod.phase not in ("Succeeded", "Failed")
 
 
 def _removal_order(pod: Pod) -> tuple[bool, bool, bool, float, str]:

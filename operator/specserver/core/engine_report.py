@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specserver.api.conditions import Condition, ConditionType, Reason, Status
@@ -15,6 +15,11 @@ SPECULATION_OFF = "speculation is off"
 """How the plugin's reason starts on an engine that was started without a draft."""
 
 _ACCEPT_LENGTH_SLACK = 0.1
+
+MISFIT_ACCEPT_LENGTH = 1.05
+"""A draft of which nothing is accepted brings 1 token a round, the one that plain decode brings."""
+MISFIT_ROUNDS = 100
+"""Rounds with a draft after which that is no accident."""
 
 Engines = Mapping[str, EngineState | EngineUnreachable]
 
@@ -80,6 +85,26 @@ def _why_lacking(pod: str, engines: Engines, pushes: Mapping[str, PushResult], r
     return Reason.ENGINE_UNREACHABLE, "not asked yet"
 
 
+def find_misfit(engines: Engines, pods: Iterable[str]) -> str:
+    """One of these pods whose draft proposes what the model never says, measured on real requests; empty where there is none."""
+    for pod in pods:
+        engine = engines.get(pod)
+        if not isinstance(engine, EngineState):
+            continue
+        rounds = sum(count for rank in engine.ranks for steps, count in rank.rounds.items() if steps > 0)
+        lengths = [rank.accept_length for rank in engine.ranks if rank.accept_length is not None]
+        if lengths and max(lengths) <= MISFIT_ACCEPT_LENGTH and rounds >= MISFIT_ROUNDS:
+            return pod
+    return ""
+
+
+def describe_misfit(pod: str) -> str:
+    return (
+        f"pod {pod}: the model accepts next to nothing of what the draft proposes, on real requests. Check that"
+        " speculation.draftModel and algorithm belong to model.uri"
+    )
+
+
 def plan_speculation_active(engines: Engines, mode: Mode) -> Condition:
     """The condition SpeculationActive, from the step counts that engines report for their present round."""
 
@@ -91,6 +116,9 @@ def plan_speculation_active(engines: Engines, mode: Mode) -> Condition:
     states = [engine for engine in engines.values() if isinstance(engine, EngineState) and engine.ranks]
     if not states:
         return active(Status.UNKNOWN, Reason.STATE_UNKNOWN, "no engine has reported its steps")
+    misfit = find_misfit(engines, sorted(engines))
+    if misfit:
+        return active(Status.FALSE, Reason.DRAFT_MISMATCH, describe_misfit(misfit))
     speculating = [state.pod for state in states if _steps(state) > 0]
     if mode is Mode.OBSERVE:
         plain = [state.pod for state in states if max(rank.decided_steps for rank in state.ranks) == 0]

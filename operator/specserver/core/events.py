@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserver.api.conditions import ConditionType, Reason, Status
+from specserver.core.drain import Action, MarkDraining, ReturnToService
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class Event:
     kind: Literal["Normal", "Warning"]
     reason: str
     message: str
+    about: str = ""
+    """What tells this Event from another of its reason at the same state of the resource: a pod, a change."""
 
 
 _TOLD = (
@@ -27,7 +30,7 @@ _TOLD = (
 _CALM = frozenset(
     {
         Reason.ROLLING_OUT, Reason.MODEL_LOADING, Reason.SCALED_TO_ZERO, Reason.ABOVE_CROSSOVER, Reason.DISABLED_BY_SPEC,
-        Reason.OBSERVING,
+        Reason.OBSERVING, Reason.SUSPENDED,
     }
 )  # fmt: skip
 """Reasons of a False condition that are no trouble."""
@@ -42,5 +45,31 @@ def plan_events(previous: Sequence[Mapping[str, Any]], conditions: Sequence[Mapp
         if condition["type"] not in _TOLD or now == before.get(condition["type"]) or condition["status"] == Status.UNKNOWN:
             continue
         trouble = condition["status"] == Status.FALSE and condition["reason"] not in _CALM
-        events.append(Event("Warning" if trouble else "Normal", condition["reason"], condition["message"]))
+        kind: Literal["Normal", "Warning"] = "Warning" if trouble else "Normal"
+        events.append(Event(kind, condition["reason"], condition["message"], condition["type"]))
+    return tuple(events)
+
+
+def plan_drain_events(actions: Sequence[Action]) -> tuple[Event, ...]:
+    """Events for marks on pods. They are written before the marks: who dies in between tells it once more, under the same
+    name, and who told it afterwards might never."""
+    events = []
+    for action in actions:
+        if isinstance(action, MarkDraining) and action.pod.draining_since is None:
+            why = "before it is replaced" if action.purpose else "before it is removed"
+            message = f"pod {action.pod.name} takes no new requests and finishes those that it has, {why}"
+            events.append(Event("Normal", "DrainStarted", message, action.pod.uid))
+        elif isinstance(action, ReturnToService):
+            events.append(Event("Normal", "DrainCancelled", f"pod {action.pod.name} takes requests again", action.pod.uid))
+    return tuple(events)
+
+
+def plan_rescale_events(rescales: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """Events for changes of the replicas, as they stand on the Deployment, that the history lacks."""
+    events = []
+    for one in rescales:
+        if one not in told:
+            message = f"from {one['from']} to {one['to']} replicas: {one['reason']}"
+            verb = "ScaledUp" if one["to"] > one["from"] else "ScaledDown"
+            events.append(Event("Normal", verb, message, f"{one['time']} {one['from']} {one['to']}"))
     return tuple(events)

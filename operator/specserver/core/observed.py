@@ -214,8 +214,28 @@ class Pod:
 
     @property
     def lives(self) -> bool:
-        """Counted as a replica. One that terminates or has finished (evicted, refused by its node) was replaced already."""
+        """Counted as a replica, by its ReplicaSet too.
+
+        One that terminates or has finished (evicted, refused by its node) was replaced already.
+        """
         return not self.terminating and self.phase not in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A ReplicaSet of the Deployment: the pods of one template.
+
+    digest        of the template as the operator built it; empty where an earlier version of the operator did
+    replicas      how many pods it should have
+    scaled_for    the Deployment's replicas when its controller last shared them out; None where it never did
+    """
+
+    template_hash: str
+    digest: str
+    created_at: float
+    replicas: int
+    held: bool
+    scaled_for: int | None
 
 
 @dataclass(frozen=True)
@@ -234,6 +254,12 @@ class Workload:
     """`pod-template-hash` of the ReplicaSet with the Deployment's present template; None before there is one."""
     progress_deadline_exceeded: bool
     conditions: tuple[dict[str, Any], ...] = ()
+    revisions: tuple[Revision, ...] = ()
+    template_digest: str = ""
+    template_intent: str = ""
+    held: bool = False
+    """Its rollout is gated: `max_unavailable` is how many old pods may have been removed in all."""
+    max_unavailable: int = 1
     creation_refused: str = ""
     """Why the API server makes no pod for it: a quota, Pod Security, a webhook; empty where it does."""
 

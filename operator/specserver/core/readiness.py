@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from specserver.api.conditions import Condition, ConditionType, Reason, Status
 from specserver.core.failures import classify_refusal, find_stuck, find_trouble
 from specserver.core.observed import Pod, Workload
+from specserver.core.rollout import Stand
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def plan_ready(
     pods: tuple[Pod, ...],
     problems: tuple[Problem, ...],
     *,
+    suspended: bool = False,
     load_deadline_seconds: float,
     now: float,
 ) -> Condition:
@@ -69,6 +71,10 @@ def plan_ready(
         return not_ready(problems[0].reason, "; ".join(problem.message for problem in problems))
     if workload is None:
         return not_ready(Reason.ROLLING_OUT, "the Deployment is being made")
+    if suspended:
+        left = sum(not pod.terminating for pod in pods if pod.phase not in ("Succeeded", "Failed"))
+        still = f"; {left} pods finish their requests first" if left else ": no pod runs, and no GPU is taken"
+        return not_ready(Reason.SUSPENDED, f"spec.suspend is true{still}")
     # 2. What is wrong with pods, or keeps them from being made.
     live = [pod for pod in pods if pod.lives]
     ready = [pod for pod in live if pod.ready and pod.serving and pod.template_hash == workload.current_template_hash]
@@ -120,13 +126,21 @@ def plan_available(replicas: Replicas, *, max_unavailable: int) -> Condition:
     )
 
 
-def plan_progressing(replicas: Replicas, workload: Workload | None, pods: tuple[Pod, ...], *, now: float) -> Condition:
+def plan_progressing(
+    replicas: Replicas,
+    workload: Workload | None,
+    pods: tuple[Pod, ...],
+    stand: Stand | None = None,
+    *,
+    kept: bool = False,
+    now: float,
+) -> Condition:
     """The condition Progressing, as a Deployment's: True also when all is done, False when it has come to a stop."""
 
     def progressing(reason: Reason, message: str, status: Status = Status.TRUE) -> Condition:
         return Condition(ConditionType.PROGRESSING, status, reason, message)
 
-    if workload is not None and workload.progress_deadline_exceeded:
+    if workload is not None and workload.progress_deadline_exceeded and stand is None:
         return progressing(
             Reason.PROGRESS_DEADLINE_EXCEEDED,
             "no progress within rollout.progressDeadline: see the condition Ready",
@@ -137,6 +151,8 @@ def plan_progressing(replicas: Replicas, workload: Workload | None, pods: tuple[
         return progressing(refusal.reason, refusal.message, Status.FALSE)
     if stuck := find_stuck(pods, now):
         return progressing(Reason.STUCK_TERMINATING, stuck, Status.FALSE)
+    if stand is not None:
+        return progressing(stand.reason, stand.message, stand.status)
     live = [pod for pod in pods if pod.lives]
     if workload is None or any(pod.template_hash != workload.current_template_hash for pod in live):
         return progressing(Reason.NEW_REVISION, f"{replicas.updated} of {replicas.desired} replicas have the newest revision")
@@ -145,4 +161,5 @@ def plan_progressing(replicas: Replicas, workload: Workload | None, pods: tuple[
         return progressing(Reason.DRAINING, f"pod {draining[0]} finishes its requests before it goes")
     if replicas.ready != replicas.desired or replicas.present != replicas.desired:
         return progressing(Reason.SCALING, f"{replicas.ready} of {replicas.desired} replicas are ready")
-    return progressing(Reason.ROLLOUT_COMPLETE, "all replicas have the newest revision")
+    earlier = ", as an earlier version of the operator built it (rollout.onOperatorUpgrade is Keep)" if kept else ""
+    return progressing(Reason.ROLLOUT_COMPLETE, f"all replicas have the newest revision{earlier}")

@@ -20,9 +20,19 @@ from specserver.core.readiness import (
     plan_progressing,
     plan_ready,
 )
+from specserver.core.rollout import Stand
 from specserver.core.times import rfc3339
 
 _HISTORY_LENGTH = 5
+_PHASES = {
+    Reason.ROLLOUT_COMPLETE: "Complete",
+    Reason.ROLLOUT_PAUSED: "Paused",
+    Reason.ROLLOUT_DEFERRED: "Deferred",
+    Reason.ROLLOUT_STOPPED: "Stalled",
+    Reason.DRAFT_MISMATCH: "Stalled",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "Stalled",
+}
+"""Phases of a rollout by the reason of Progressing; every other one is `Progressing`."""
 _REQUESTS_SLACK = 1
 _TOKEN_USAGE_SLACK = 0.05
 _TOKENS_SLACK = 20
@@ -31,11 +41,13 @@ _LOAD_SHARE = 0.2
 
 @dataclass(frozen=True)
 class ScalingOutcome:
-    """What scaling decided this time, for status. `change` is (from, to, reason) where replicas were just changed."""
+    """What scaling decided this time, for status. `rescales` are changes of the replicas to be told, oldest first."""
 
     desired_replicas: int
     conditions: tuple[Condition, ...]
-    change: tuple[int, int, str] | None = None
+    rescales: tuple[Mapping[str, Any], ...] = ()
+    changed: bool = False
+    """Whether the last was just now."""
 
 
 def build_status(
@@ -47,6 +59,8 @@ def build_status(
     pushes: Mapping[str, PushResult],
     problems: tuple[Problem, ...],
     further: tuple[Condition, ...] = (),
+    stand: Stand | None = None,
+    kept: bool = False,
     selector: str,
     operator_version: str,
     previous: Mapping[str, Any],
@@ -54,14 +68,18 @@ def build_status(
 ) -> dict[str, Any]:
     """The status object; `further` are conditions that the caller has already.
 
+    `stand` is where a rollout stands, `kept` whether the pods are as an earlier operator built them.
+
     Times inside move only with what they are about, so an unchanged server gives an equal status.
     """
     spec, workload = server.spec, observed.workload
     deadline = quantities.seconds(spec.engine.load_deadline)
     # What is wanted, not the Deployment's number: a replica that is being drained is in that one, and is none that is missing.
     replicas = count_replicas(workload, observed.pods, scaling.desired_replicas)
-    ready = plan_ready(replicas, workload, observed.pods, problems, load_deadline_seconds=deadline, now=now)
-    progressing = plan_progressing(replicas, workload, observed.pods, now=now)
+    ready = plan_ready(
+        replicas, workload, observed.pods, problems, suspended=spec.suspend, load_deadline_seconds=deadline, now=now
+    )  # fmt: skip
+    progressing = plan_progressing(replicas, workload, observed.pods, stand, kept=kept, now=now)
     mode = spec.speculation.mode
     conditions = (
         ready,
@@ -85,7 +103,7 @@ def build_status(
         "speculation": build_speculation_status(
             observed.engines, document=policy, mode=mode, previous=previous.get("speculation", {})
         ),
-        "scaling": _build_scaling_status(scaling, previous.get("scaling", {}), now),
+        "scaling": _build_scaling_status(scaling, previous.get("scaling", {})),
         "url": f"http://{server.name}.{server.namespace}.svc:{spec.engine.port}",
         "operatorVersion": operator_version,
         "conditions": merge_conditions(
@@ -94,11 +112,10 @@ def build_status(
     }
     if isinstance(observed.load, Load):
         status["load"] = _build_load_status(observed.load, previous.get("load", {}))
-    if workload is not None and workload.current_template_hash:
-        phase = {Reason.ROLLOUT_COMPLETE: "Complete", Reason.PROGRESS_DEADLINE_EXCEEDED: "Stalled"}.get(
-            progressing.reason, "Progressing"
-        )
-        status["rollout"] = {"revision": workload.current_template_hash, "phase": phase}
+    if workload is not None:
+        status["rollout"] = {"phase": _PHASES.get(progressing.reason, "Progressing")}
+        if workload.current_template_hash:
+            status["rollout"]["revision"] = workload.current_template_hash
     failure = _build_last_failure(observed.pods, deadline) or previous.get("lastFailure")
     if failure:
         status["lastFailure"] = failure
@@ -154,13 +171,13 @@ def _two_digits(value: float) -> int:
     return int(round(whole, 2 - len(str(whole)))) if whole >= 100 else whole
 
 
-def _build_scaling_status(scaling: ScalingOutcome, previous: Mapping[str, Any], now: float) -> dict[str, Any]:
+def _build_scaling_status(scaling: ScalingOutcome, previous: Mapping[str, Any]) -> dict[str, Any]:
     status: dict[str, Any] = {**previous, "desiredReplicas": scaling.desired_replicas}
-    if scaling.change is not None:
-        before, after, reason = scaling.change
-        event = {"time": rfc3339(now), "from": before, "to": after, "reason": reason}
-        status["lastScaleTime"] = event["time"]
-        status["history"] = [event, *previous.get("history", [])][:_HISTORY_LENGTH]
+    told = previous.get("history", [])
+    news = [dict(one) for one in reversed(scaling.rescales) if one not in told]
+    if news:
+        status["lastScaleTime"] = news[0]["time"]
+        status["history"] = [*news, *told][:_HISTORY_LENGTH]
     return status
 
 

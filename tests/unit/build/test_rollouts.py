@@ -5,6 +5,7 @@ A field that is added to the resource fails `test_every_field_is_decided` until 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 
 from specserver.api import v1alpha1
 from specserver.api.v1alpha1 import Spec
-from specserver.build.workload import build_workload
+from specserver.build.workload import build_intent, build_workload
 from tests.unit.build.support import make_server, pod_template
 
 BASE: dict[str, Any] = {"speculation.draftModel.revision": "d0"}
@@ -70,6 +71,10 @@ KEEPS: dict[str, dict[str, Any]] = {
     "rollout.maxSurge": {"rollout.maxSurge": 1},
     "rollout.maxUnavailable": {"rollout.maxUnavailable": 2},
     "rollout.progressDeadline": {"rollout.progressDeadline": "9h"},
+    "rollout.paused": {"rollout.paused": True},
+    "rollout.protectStartup": {"rollout.protectStartup": False},
+    "rollout.onOperatorUpgrade": {"rollout.onOperatorUpgrade": "Roll"},
+    "suspend": {"suspend": True},
 }
 """The same pods: the engine takes it over HTTP, or it is no matter of the pods."""
 
@@ -77,11 +82,30 @@ KEEPS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", ROLLS.values(), ids=ROLLS.keys())
 def test_field_makes_new_pods(changes: dict[str, Any]) -> None:
     assert pod_template(BASE | changes) != pod_template(BASE)
+    assert intent(BASE | changes) != intent(BASE), "or a change of the resource would be taken for one of the operator"
 
 
 @pytest.mark.parametrize("changes", KEEPS.values(), ids=KEEPS.keys())
 def test_field_keeps_the_pods(changes: dict[str, Any]) -> None:
     assert pod_template(BASE | changes) == pod_template(BASE)
+    assert intent(BASE | changes) == intent(BASE), "or another version of the operator would make new pods with it"
+
+
+def intent(changes: dict[str, Any]) -> dict[str, Any]:
+    return build_intent(make_server(changes))
+
+
+def test_a_default_that_is_written_out_is_no_other_intent() -> None:
+    """So a field that a later version brings changes none while it has its default."""
+    written = {"speculation.maxSteps": 3, "speculation.steps": [0, 1, 2, 3], "engine.port": 30000, "rollout.drainTimeout": "60s"}
+    assert intent(BASE | written) == intent(BASE)
+    assert "port" not in json.dumps(intent(BASE))
+
+
+def test_in_mode_never_the_draft_is_no_intent() -> None:
+    never = {"speculation.mode": "Never"}
+    assert intent(never | {"speculation.draftModel.uri": "hf://org/other", "speculation.maxSteps": 5}) == intent(never)
+    assert intent(never) != intent({})
 
 
 def test_every_field_is_decided() -> None:

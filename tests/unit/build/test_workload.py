@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import json
 from typing import Any
 
 import kubernetes_validate
 import pytest
 
 from specserver.build import build_all
-from specserver.build.metadata import desired_hash, with_desired_hash
 from specserver.build.service import build_service
-from specserver.build.workload import build_replicas, build_workload
+from specserver.build.workload import build_replicas, build_workload, gate_rollout, keep_template
 from tests.unit.build.support import engine_container, environment, make_server, pod_template
 
 
 def test_replicas_are_another_managers() -> None:
     assert "replicas" not in build_workload(make_server())["spec"]
-    assert build_replicas(make_server(), 3) == {
+    assert build_replicas(make_server(), 3, None) == {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": "llama", "namespace": "models"},
         "spec": {"replicas": 3},
     }
+
+
+def test_what_is_told_of_a_change_of_the_replicas_is_written_with_it() -> None:
+    rescale = {"time": "2026-01-01T00:00:00Z", "from": 2, "to": 3, "reason": "负载"}
+    annotations = build_replicas(make_server(), 3, rescale)["metadata"]["annotations"]
+    assert json.loads(annotations["specserver.io/rescale"]) == rescale
 
 
 def test_selectors_reach_the_pods_they_should() -> None:
@@ -196,14 +201,24 @@ def test_objects_of_a_server_with_the_longest_name_are_valid() -> None:
             assert len(value) <= 63
 
 
-def test_hash_changes_with_content_and_with_nothing_else() -> None:
-    built = build_service(make_server())
-    stamped = with_desired_hash(built)
-    assert stamped["metadata"]["annotations"]["specserver.io/desired-hash"] == desired_hash(built)
-    assert desired_hash(stamped) == desired_hash(built)
-    others = [build_service(make_server(changes)) for changes in ({"engine.port": 1}, {"engine.port": 2})]
-    hashes = [desired_hash(one) for one in (built, *others)]
-    assert all(before != after for before, after in pairwise(hashes))
+def test_a_held_rollout_differs_in_the_gate_alone() -> None:
+    built = build_workload(make_server({"rollout.maxSurge": 2}))
+    held = gate_rollout(built, 3)
+    assert held["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 2, "maxUnavailable": 3}
+    assert held["spec"]["minReadySeconds"] < held["spec"]["progressDeadlineSeconds"] < 2**31
+    gate = ("strategy", "minReadySeconds", "progressDeadlineSeconds")
+    assert {key: value for key, value in held["spec"].items() if key not in gate} == {
+        key: value for key, value in built["spec"].items() if key not in gate
+    }
+    assert held["metadata"] == built["metadata"]
+    assert "minReadySeconds" not in built["spec"]
+
+
+def test_a_kept_template_keeps_where_it_came_from() -> None:
+    built = build_workload(make_server({"rollout.maxSurge": 2}))
+    kept = keep_template(built, {"spec": {"earlier": True}}, {"a": "b"})
+    assert (kept["spec"]["template"], kept["metadata"]["annotations"]) == ({"spec": {"earlier": True}}, {"a": "b"})
+    assert kept["spec"]["strategy"] == built["spec"]["strategy"]
 
 
 def test_building_twice_gives_the_same() -> None:

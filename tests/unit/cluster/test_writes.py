@@ -132,7 +132,7 @@ def a_pod_body() -> dict[str, Any]:
 async def test_marks_of_a_drain_and_their_removal() -> None:
     cluster, pod = MemoryCluster(a_pod_body()), build_pod("m-0")
     before = a_pod_body()["metadata"]
-    events = await apply_drain_marks(cluster, "ns", [MarkDraining(pod, 100.0), NoteIdle(pod, 106.0), ReleaseReplica(1, "why")])
+    await apply_drain_marks(cluster, "ns", [MarkDraining(pod, 100.0), NoteIdle(pod, 106.0), ReleaseReplica(1, "why")])
     metadata = cluster.objects["Pod", "m-0"]["metadata"]
     assert metadata["labels"] == {"specserver.io/server": "chat"}
     assert metadata["annotations"] == {
@@ -141,14 +141,21 @@ async def test_marks_of_a_drain_and_their_removal() -> None:
         "controller.kubernetes.io/pod-deletion-cost": "-2147483647",
     }  # fmt: skip
     assert cluster.writes == [("patch", "Pod", "m-0")] * 2, "one patch a mark, and none for the Deployment"
-    events += await apply_drain_marks(cluster, "ns", [ClearIdle(pod), ReturnToService(pod)])
+    await apply_drain_marks(cluster, "ns", [ClearIdle(pod), ReturnToService(pod)])
     metadata = cluster.objects["Pod", "m-0"]["metadata"]
     assert (metadata["labels"], metadata["annotations"]) == (before["labels"], before["annotations"])
-    assert [event.reason for event in events] == ["DrainStarted", "DrainCancelled"]
+
+
+async def test_a_drain_for_a_rollout_has_a_mark_of_its_own() -> None:
+    cluster, pod = MemoryCluster(a_pod_body()), build_pod("m-0")
+    await apply_drain_marks(cluster, "ns", [MarkDraining(pod, 100.0, "rollout")])
+    assert cluster.objects["Pod", "m-0"]["metadata"]["annotations"]["specserver.io/draining-for"] == "rollout"
+    await apply_drain_marks(cluster, "ns", [ReturnToService(pod)])
+    assert cluster.objects["Pod", "m-0"]["metadata"]["annotations"] == {"kept": "yes"}
 
 
 async def test_a_pod_that_went_meanwhile_needs_no_mark() -> None:
-    assert await apply_drain_marks(MemoryCluster(), "ns", [MarkDraining(build_pod(), 1.0)]) == []
+    await apply_drain_marks(MemoryCluster(), "ns", [MarkDraining(build_pod(), 1.0)])
 
 
 # ---- secrets and events -----------------------------------------------------------------------------------------------
@@ -184,7 +191,7 @@ async def test_a_secret_that_is_there_is_kept() -> None:
 
 async def test_an_event_is_about_the_server_and_never_too_long() -> None:
     cluster = MemoryCluster()
-    await emit_event(cluster, SERVER, kind="Warning", reason="CrashLoop", message="x" * 5000, now=0.0)
+    await emit_event(cluster, SERVER, kind="Warning", reason="CrashLoop", message="x" * 5000, about="a", now=0.0)
     ((_, event),) = cluster.objects.items()
     assert event["involvedObject"]["uid"] == "u"
     assert (event["type"], event["reason"], len(event["message"])) == ("Warning", "CrashLoop", 1024)
@@ -199,4 +206,11 @@ async def test_an_event_that_cannot_be_written_stops_nothing(error: ClusterError
         raise error
 
     cluster.on_request = refuse
-    await emit_event(cluster, SERVER, kind="Normal", reason="R", message="m", now=0.0)
+    await emit_event(cluster, SERVER, kind="Normal", reason="R", message="m", about="a", now=0.0)
+
+
+async def test_the_same_news_is_one_event_however_often_it_is_told() -> None:
+    cluster = MemoryCluster()
+    for about in ("a", "a", "b"):
+        await emit_event(cluster, SERVER, kind="Normal", reason="R", message="m", about=about, now=0.0)
+    assert len(cluster.objects) == 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specserver.core.events import plan_events
+from specserver.core.drain import ClearIdle, MarkDraining, NoteIdle, ReleaseReplica, ReturnToService
+from specserver.core.events import plan_drain_events, plan_events, plan_rescale_events
+from tests.fakes.pods import build_pod
 
 Told = tuple[str, str]
 
@@ -41,3 +43,26 @@ CRASH = condition("Ready", "False", "CrashLoop")
 def test_events(before: list[dict[str, str]], now: list[dict[str, str]], told: list[Told]) -> None:
     assert [(event.kind, event.reason) for event in plan_events(before, now)] == told
     assert all(event.message for event in plan_events(before, now))
+
+
+def test_a_drain_is_told_when_it_begins_and_when_it_is_given_up() -> None:
+    pod, marked = build_pod("a"), build_pod("b", draining_since=1.0)
+    actions = [
+        MarkDraining(pod, 1.0), MarkDraining(pod, 1.0, "rollout"), MarkDraining(marked, 2.0), NoteIdle(marked, 1.0),
+        ClearIdle(marked), ReleaseReplica(1, "why"), ReturnToService(marked),
+    ]  # fmt: skip
+    told = [(event.reason, event.message.rpartition(", ")[2]) for event in plan_drain_events(actions)]
+    assert told == [
+        ("DrainStarted", "before it is removed"), ("DrainStarted", "before it is replaced"),
+        ("DrainCancelled", "pod b takes requests again"),
+    ]  # fmt: skip
+
+
+def test_a_change_of_the_replicas_is_told_until_the_history_has_it() -> None:
+    up, down = ({"time": "T", "from": a, "to": b, "reason": "why"} for a, b in ((2, 3), (3, 2)))
+    told = plan_rescale_events((up, down), [])
+    assert [(event.reason, event.message) for event in told] == [
+        ("ScaledUp", "from 2 to 3 replicas: why"), ("ScaledDown", "from 3 to 2 replicas: why"),
+    ]  # fmt: skip
+    assert [event.reason for event in plan_rescale_events((up, down), [up])] == ["ScaledDown"]
+    assert len({event.about for event in told}) == 2

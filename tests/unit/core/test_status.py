@@ -14,6 +14,7 @@ from specserver.api.conditions import Condition, ConditionType, Reason, Status
 from specserver.api.v1alpha1 import parse
 from specserver.core.noise import settle
 from specserver.core.observed import ContainerFailure, Load, LoadUnknown, Observed, PodLoad, PodLoadUnknown, Workload
+from specserver.core.rollout import Stand
 from specserver.core.status import ScalingOutcome, build_status, plan_metrics_available
 from specserver.core.times import epoch_seconds, rfc3339
 from tests.fakes.pods import build_pod
@@ -42,11 +43,12 @@ def load(*running: float, usage: float = 0.1, tokens: float | None = 1234.0, at:
 def status(
     *, seen: Load | LoadUnknown | None = None, pods: Any = PODS, workload: Workload | None = WORKLOAD,
     scaling: ScalingOutcome | None = None, previous: dict[str, Any] | None = None, now: float = NOW,
+    stand: Stand | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     return build_status(
         SERVER, Observed(workload, pods, load(3, 4) if seen is None else seen), scaling or ScalingOutcome(2, ()),
         policy={"revision": 4}, pushes={}, problems=(), selector="specserver.io/server=chat", operator_version="1.2.3",
-        previous=previous or {}, now=now,
+        previous=previous or {}, now=now, stand=stand,
     )  # fmt: skip
 
 
@@ -136,15 +138,35 @@ def test_a_deployment_that_is_not_there_yet() -> None:
     assert "rollout" not in said
 
 
+@pytest.mark.parametrize(
+    ("reason", "phase"),
+    [
+        (Reason.ROLLOUT_PAUSED, "Paused"), (Reason.ROLLOUT_DEFERRED, "Deferred"), (Reason.ROLLOUT_STOPPED, "Stalled"),
+        (Reason.DRAFT_MISMATCH, "Stalled"), (Reason.NEW_REVISION, "Progressing"), (Reason.DRAINING, "Progressing"),
+    ],
+)  # fmt: skip
+def test_where_a_rollout_stands(reason: Reason, phase: str) -> None:
+    said = status(workload=replace(WORKLOAD, current_template_hash=None), stand=Stand(Status.TRUE, reason, "why"))
+    assert conditions(said)["Progressing"] == ("True", reason.value)
+    assert said["rollout"] == {"phase": phase}
+    assert said["readyReplicas"] == 0, "ready pods of before are not of the newest revision"
+
+
 def test_history_of_scaling_holds_five_lines() -> None:
     previous: dict[str, Any] = {}
     for count in range(7):
-        change = (count, count + 1, f"reason {count}")
-        previous = status(scaling=ScalingOutcome(count + 1, (), change), previous=previous, now=NOW + count)
+        change = {"time": rfc3339(NOW + count), "from": count, "to": count + 1, "reason": f"reason {count}"}
+        previous = status(scaling=ScalingOutcome(count + 1, (), (change,)), previous=previous, now=NOW + count)
     scaling = previous["scaling"]
     assert [line["reason"] for line in scaling["history"]] == [f"reason {count}" for count in (6, 5, 4, 3, 2)]
     assert scaling["lastScaleTime"] == rfc3339(NOW + 6)
     assert status(previous=previous, scaling=ScalingOutcome(7, ()))["scaling"] == scaling
+    assert status(previous=previous, scaling=ScalingOutcome(7, (), (change,)))["scaling"] == scaling, "told once"
+
+
+def test_a_change_that_a_dead_operator_did_not_tell_is_told_with_the_next() -> None:
+    first, second = ({"time": rfc3339(NOW + at), "from": at, "to": at + 1, "reason": "r"} for at in (1, 2))
+    assert status(scaling=ScalingOutcome(3, (), (first, second)))["scaling"]["history"] == [second, first]
 
 
 def test_conditions_of_scaling_come_and_go_with_it() -> None:
@@ -171,7 +193,8 @@ def test_status_stays_small() -> None:
     pods = tuple(build_pod(f"pod-{index}", ready=False, failure=failure) for index in range(50))
     previous: dict[str, Any] = {}
     for count in range(20):
-        scaling = ScalingOutcome(50, (), (2, 3, f"reason {count}"))
+        change = {"time": rfc3339(NOW + count), "from": 2, "to": 3, "reason": f"reason {count}"}
+        scaling = ScalingOutcome(50, (), (change,))
         previous = status(pods=pods, scaling=scaling, previous=previous)
     assert len(json.dumps(previous)) < 16_000
 
