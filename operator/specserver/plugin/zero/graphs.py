@@ -127,10 +127,11 @@ def _build_decode_runner(target: Any, attention: Any) -> Any:
 def _build_draft_kv(draft: Any, runner: Any) -> DraftKvGraphs:
     import torch
     from sglang.srt.distributed.parallel_state import graph_capture
+    from sglang.srt.model_executor.runner_backend.utils import resolve_decode_backend
     from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
 
     tokens = torch.zeros(runner.max_bs, dtype=torch.int64, device=runner.device)
-    backend = type(runner.backend)(runner)
+    backend = resolve_decode_backend(runner)
 
     def capture(key: Any, hidden: Any) -> None:
         rows = hidden.shape[0]

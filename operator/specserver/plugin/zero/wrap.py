@@ -80,6 +80,7 @@ CALLED = (
     ),
     Target(_GRAPH_RUNNER, "DecodeCudaGraphRunner.get_spec_info", ("self", "num_tokens")),
     Target(_GRAPH_RUNNER, "DecodeCudaGraphRunner.capture_prepare", ("self", "size", "stream_idx", "num_tokens")),
+    Target("sglang.srt.model_executor.runner_backend.utils", "resolve_decode_backend", ("cuda_graph_runner",)),
     Target(_GRAPH_BACKEND, "FullCudaGraphBackend.capture_session", ("self", "stream")),
     Target(
         _GRAPH_BACKEND,
