@@ -110,7 +110,7 @@ class PolicyPusher:
         result = await self._client.push_policy(pod, port=port, admin_key=admin_key, document=document)
         self._on_push(type(result).__name__)
         failures = earlier.failures + 1 if earlier is not None and earlier.document == document else 1
-        back_off = min(_FIRST_BACK_OFF_SECONDS * 2 ** (failures - 1), _LONGEST_BACK_OFF_SECONDS)
+        back_off = min(_FIRST_BACK_OFF_SECONDS * 2 ** min(failures - 1, 10), _LONGEST_BACK_OFF_SECONDS)
         self._attempts[pod.uid] = _Attempt(document, result, failures, now + back_off)
         state = await self._client.read_state(pod, port=port, admin_key=admin_key)
         return state, isinstance(result, Pushed)

@@ -108,7 +108,8 @@ class WorkQueue:
         self._again.discard(key)
         if isinstance(outcome, Retry):
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-            back_off = min(_FIRST_BACK_OFF_SECONDS * 2 ** (failures - 1), _LONGEST_BACK_OFF_SECONDS)
+            # Cut before it is raised: after a thousand failures, four hours, the power would fit no float.
+            back_off = min(_FIRST_BACK_OFF_SECONDS * 2 ** min(failures - 1, 10), _LONGEST_BACK_OFF_SECONDS)
             delay = outcome.after_seconds if outcome.after_seconds is not None else back_off * random.uniform(0.8, 1.2)
             _log.warning("%s/%s: %s; next try in %.1f s", *key, outcome.message, delay)
             self.add(key, delay_seconds=min(delay, _LONGEST_BACK_OFF_SECONDS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -71,6 +72,16 @@ async def test_who_refuses_is_told_again_with_a_back_off(bench: Bench) -> None:
     assert len(healthy.pushes) == 1
     broken.refusal = None
     assert (await bench.push(now=14.0)).pushed_now == ("a",)
+
+
+async def test_who_refuses_for_days_is_still_told(bench: Bench) -> None:
+    broken, _ = bench.engines
+    broken.refusal = Refusal(422)
+    applied = await bench.push()
+    bench.pusher._attempts["uid-a"] = replace(bench.pusher._attempts["uid-a"], failures=5000)
+    applied = await bench.push(now=1e6)
+    assert len(broken.pushes) == 2
+    assert isinstance(applied.pushes["a"], PushRejected)
 
 
 async def test_a_new_document_is_not_held_back_by_an_old_refusal(bench: Bench) -> None:

@@ -161,6 +161,21 @@ async def test_back_off_grows_and_ends_with_success(monkeypatch: pytest.MonkeyPa
     assert gaps[4] < 0.06, "after a success it begins anew"
 
 
+async def test_after_days_of_failure_it_still_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power of two that grew with each failure once fitted no number any more, and ended the worker."""
+    monkeypatch.setattr("specserver.controller.queue._LONGEST_BACK_OFF_SECONDS", 0.0)
+    passes = 0
+
+    async def reconcile(_key: Key) -> Outcome:
+        nonlocal passes
+        passes += 1
+        return Retry("x") if passes < 1500 else Gone()
+
+    async with running(reconcile) as queue:
+        queue.add(A)
+        await eventually(lambda: passes == 1500, "the last try")
+
+
 async def test_the_api_server_says_when_to_come_back() -> None:
     times: list[float] = []
 

@@ -15,7 +15,9 @@ from specserver.cluster.errors import ClusterError, Conflict, Refused, Unavailab
 from specserver.controller.policies import PolicyPusher
 from specserver.controller.queue import Gone, RequeueAfter, Retry
 from specserver.controller.reconcile import Reconciler
+from specserver.core import hpa
 from specserver.core.observed import Load, LoadUnknown, PodLoad
+from specserver.core.scaling import ScalingHistory
 from specserver.engines.client import EngineClient
 from specserver.engines.http import PodHttp, open_session
 from tests.fakes.cluster import MemoryCluster, Request
@@ -54,13 +56,16 @@ class Operator:
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self.cluster, self.sources, self.now = cluster, FakeSources(), 1000.0
+        self.set_by = 0.0
+        """By how much somebody has set the clock."""
         self.session = open_session()
         self.restart()
 
     def restart(self) -> None:
         pusher = PolicyPusher(EngineClient(PodHttp(self.session)))
         self.reconciler = Reconciler(
-            self.cluster, pusher, self.sources, version="1.0", clock=lambda: self.now  # type: ignore[arg-type]
+            self.cluster, pusher, self.sources, version="1.0",  # type: ignore[arg-type]
+            clock=lambda: self.now + self.set_by, steady_clock=lambda: self.now,
         )  # fmt: skip
 
     async def settle(self) -> None:
@@ -95,6 +100,21 @@ async def test_two_passes_and_then_silence(operator: Operator) -> None:
         operator.now += 15
         assert isinstance(await operator.reconciler.reconcile(KEY), RequeueAfter)
     assert len(operator.cluster.writes) == writes
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
+async def test_a_clock_that_is_set_starts_the_memory_of_scaling_anew(operator: Operator, seconds: float) -> None:
+    """A recommendation from the future would hold back a scale-down until then; a window that is over at once is none."""
+    await operator.settle()
+    memory = operator.reconciler._memories[KEY]
+    memory.history = remembered = ScalingHistory(recommendations=(hpa.Recommendation(at=operator.now, replicas=7),))
+    operator.now += 15
+    await operator.reconciler.reconcile(KEY)
+    assert memory.history == remembered, "time that passes is no jump"
+    operator.set_by = seconds
+    await operator.reconciler.reconcile(KEY)
+    assert memory.history == ScalingHistory()
+    await operator.settle()
 
 
 async def test_keys_come_before_pods_and_mounts_before_what_mounts_them(operator: Operator) -> None:
