@@ -251,10 +251,13 @@ class Benchmark:
             product.fixed(3)
             await asyncio.sleep(0.1)
             # 3. Second turns.
+            starts = {("first", str(number)): len(prompt) for number, prompt in enumerate(prompts)}
             for number, (prompt, output, tail) in enumerate(zip(prompts, outputs, tails, strict=True)):
-                await client.generate([*prompt, *output, *tail], plan.second_output, rid=f"{mark}-second-{number}")
+                conversation = [*prompt, *output, *tail]
+                starts["second", str(number)] = len(conversation)
+                await client.generate(conversation, plan.second_output, rid=f"{mark}-second-{number}")
             running.controls.set(note_drafts=False)
-        return {"outputs": outputs, "drafted": read_drafted(running, mark)}
+        return {"outputs": outputs, "starts": starts, "drafted": read_drafted(running, mark)}
 
     async def start_cold(self, running: Running, client: Client, prompt: Sequence[int]) -> None:
         Product(running, LADDER).fixed(3)
@@ -389,7 +392,7 @@ def read_drafted(running: Running, mark: str) -> dict[tuple[str, str, int], list
 def compare_notes(reference: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Of the rounds that both runs drafted at with the same last token: in how many were all proposals the same?
 
-    `after` are those that follow a gap in this run, that is the first round after zero rounds; `first` and `second` are turns.
+    `after` are those that follow a gap in this run, that is the first round after zero rounds; a request's own start is none.
     """
     same = sum(a == b for a, b in zip(reference["outputs"], found["outputs"], strict=True))
     result: dict[str, Any] = {"outputsEqual": f"{same}/{len(found['outputs'])}"}
@@ -400,7 +403,11 @@ def compare_notes(reference: dict[str, Any], found: dict[str, Any]) -> dict[str,
         for key in ours:
             if key[0] == turn:
                 lengths.setdefault(key[1], []).append(key[2])
-        after = [key for key in places if is_after_gap(key[2], lengths[key[1]], len(ours[key]))]
+        after = [
+            key
+            for key in places
+            if key[2] > found["starts"][key[:2]] and is_after_gap(key[2], lengths[key[1]], len(ours[key]))
+        ]
         result[turn] = {
             "rounds": len(places), "allEqual": sum(ours[key] == theirs[key] for key in places),
             "firstEqual": sum(ours[key][:2] == theirs[key][:2] for key in places),
