@@ -19,7 +19,8 @@ from typing import Any
 
 from aiohttp import web
 
-from specserver.policy.decision import Decision, Observation, decide
+from specserver.policy.decider import Decider
+from specserver.policy.decision import Decision, Observation
 from specserver.policy.document import Policy, PolicyInvalid, parse_policy
 
 
@@ -110,6 +111,7 @@ class FakeEngine:
         self.policies: dict[str, Policy | None] = dict.fromkeys(self.ranks, start)
         self.rounds: Counter[int] = Counter()
         self.switch_times: list[float] = []
+        self._decider: Decider | None = None
         self._decision: Decision | None = None
 
     # ---- what it is doing ------------------------------------------------------------------------------------------------
@@ -124,7 +126,10 @@ class FakeEngine:
         if self.unarmed_reason or self.policy is None:
             return self.ladder[-1], self.ladder[-1]
         before, now = self._decision, time.time()
-        self._decision = decide(self.policy, before, Observation(self.running, self.queued), now)
+        if self._decider is None:
+            self._decider = Decider(self.policy)
+        self._decider.set_policy(self.policy)
+        self._decision = self._decider.decide(Observation(self.running, self.queued), now)
         if before is not None and before.steps != self._decision.steps:
             self.switch_times.append(now)
         self.rounds[self._decision.steps] += 1
