@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specserver.plugin import support, versions
-from specserver.plugin.metrics import Metrics, NoMetrics, PrometheusMetrics
+from specserver.plugin.metrics import make_metrics
 from specserver.plugin.obstacles import Cause, Obstacle
 from specserver.plugin.state import Rank
 from specserver.plugin.zero.step import ZeroStep, zero_step_of
@@ -174,7 +174,7 @@ def arm(scheduler: Any, target_problems: list[str]) -> Rank:
     obstacle = _find_misfit(version, target_problems) or find_obstacle(facts)
     deciding = parallel.tensor_rank == 0
     name = f"tp{parallel.tensor_rank}"
-    metrics = _make_metrics(write=deciding and bool(get_observability().enable_metrics))
+    metrics = make_metrics(write=deciding and bool(get_observability().enable_metrics))
     zero.on_outcome = metrics.count_zero_round
     rank = Rank(
         name if parallel.data_parallel_ranks == 1 else f"dp{parallel.data_parallel_rank}-{name}",
@@ -233,10 +233,6 @@ def load_policy_file(rank: Rank, path: str) -> None:
         rank.set_policy(policy)
     else:
         rank.policy_problem = f"no policy: {path}: {problem[0]}: {problem[1]}"
-
-
-def _make_metrics(*, write: bool) -> Metrics:
-    return PrometheusMetrics() if write else NoMetrics()
 
 
 def _read_facts(worker: Any, parallel: versions.Parallel, zero_problem: str) -> Facts:

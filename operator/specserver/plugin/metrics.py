@@ -8,13 +8,21 @@ data-parallel schedulers, each mode below says how their values become one.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Literal, Protocol
 
 from specserver.plugin.obstacles import Obstacle
 from specserver.policy.decision import Observation, Reason
 
+logger = logging.getLogger(__name__)
+
+FILES = ("counter", "histogram", "gauge_livemin", "gauge_livemax", "gauge_livesum", "gauge_livemostrecent")
+"""Of prometheus_client's multi-process mode, a file a process for each; see `multiprocess_mode` below."""
+RESERVED_BYTES = 256 * 1024
 STEP_SECONDS_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
 
 
@@ -46,6 +54,37 @@ class NoMetrics:
     def count_switch(self, reason: Reason) -> None: ...
     def count_retractions(self, requests: int) -> None: ...
     def count_hook_error(self, hook: str) -> None: ...
+
+
+def make_metrics(*, write: bool) -> Metrics:
+    """Values are written where that is wanted and there is a place for them: no engine ends for want of metrics."""
+    if not write:
+        return NoMetrics()
+    try:
+        reserve_files(os.environ.get("PROMETHEUS_MULTIPROC_DIR", ""), os.getpid())
+        return PrometheusMetrics()
+    except OSError as error:
+        logger.error("no metrics: %s", error)
+        return NoMetrics()
+
+
+def reserve_files(directory: str, process: int) -> None:
+    """Gives the files that values are written to their blocks, now. OSError where the disk has none left.
+
+    prometheus_client maps sparse files into memory. On a full disk the first write into a new page of one is no exception but a
+    SIGBUS, which ends the scheduler and with it the engine.
+    """
+    if not directory:
+        return  # a single process keeps its values in memory
+    for name in FILES:
+        path = Path(directory, f"{name}_{process}.db")
+        with path.open("ab") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+            except OSError:
+                if os.fstat(file.fileno()).st_size == 0:
+                    path.unlink()  # an empty file breaks every scrape
+                raise
 
 
 class PrometheusMetrics:

@@ -11,6 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from specserver.plugin.metrics import FILES, RESERVED_BYTES, NoMetrics, make_metrics, reserve_files
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 SCHEDULER = """
@@ -91,3 +93,30 @@ def test_metrics_of_two_schedulers(tmp_path: Path) -> None:
     assert times[("specserver_step_seconds_sum", (steps,))] == pytest.approx(0.014)
     below = {dict(labels)["le"]: value for (name, labels), value in times.items() if name.endswith("bucket")}
     assert (below["0.006"], below["0.008"]) == (0, 2)
+
+
+def test_files_have_their_blocks_before_values_come(tmp_path: Path) -> None:
+    """What is in one already stays. The engine's tests show what happens without, on a disk that is full."""
+    (tmp_path / "counter_7.db").write_bytes(b"values")
+    reserve_files(str(tmp_path), 7)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == sorted(f"{name}_7.db" for name in FILES)
+    assert {file.stat().st_size for file in files} == {RESERVED_BYTES}
+    assert all(file.stat().st_blocks * 512 >= RESERVED_BYTES for file in files)
+    assert (tmp_path / "counter_7.db").read_bytes().startswith(b"values\0")
+
+
+def test_where_there_is_no_place_there_are_no_metrics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    assert isinstance(make_metrics(write=True), NoMetrics)
+    assert list(tmp_path.iterdir()) == [], "an empty file breaks every scrape"
+
+
+def test_every_file_that_is_written_was_reserved(tmp_path: Path) -> None:
+    run_scheduler(tmp_path, SCHEDULER, "0", "1", "1")
+    written = {file.name.rpartition("_")[0] for file in tmp_path.iterdir()}
+    assert written == set(FILES)
