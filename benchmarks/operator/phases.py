@@ -191,7 +191,7 @@ class Run:
             yield
         finally:
             if self.operator.running:
-                await self.operator.kill()
+                await self.operator.stop()  # in order: the next one must not wait for the Lease of one that was killed
 
     async def _operator_figures(self, before: Counter[tuple[str, str]]) -> Figures:
         now, peak = resident_bytes(self.operator.pid)

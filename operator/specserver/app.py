@@ -15,7 +15,7 @@ from specserver.api import labels
 from specserver.cluster.client import KubernetesCluster
 from specserver.cluster.errors import ClusterError, NotFound
 from specserver.cluster.lease import Leases
-from specserver.controller.handlers import ServerEvents, build_registry, build_settings
+from specserver.controller.handlers import ServerEvents, build_followers, build_registry, build_settings
 from specserver.controller.policies import PolicyPusher
 from specserver.controller.queue import Key, Outcome, RequeueAfter, WorkQueue
 from specserver.controller.reconcile import Reconciler
@@ -80,7 +80,7 @@ async def run(settings: Settings) -> None:
         await _await_crd(cluster, settings)
         watching.set()
         await kopf.operator(
-            registry=build_registry(queue.add, on_server),
+            registry=build_registry(on_server),
             settings=build_settings(),
             # kopf would ask for the user's name, which a user without an entry in /etc/passwd has not.
             identity="specserver",  # type: ignore[arg-type]
@@ -90,7 +90,9 @@ async def run(settings: Settings) -> None:
         )
 
     listing = _list_servers(cluster, settings, on_server)
-    tasks = [asyncio.create_task(part) for part in (queue.run(), watch(), listing, leases.run(), stopped.wait())]
+    following = (follower.run() for follower in build_followers(cluster, queue.add, settings.namespaces))
+    parts = (queue.run(), watch(), listing, *following, leases.run(), stopped.wait())
+    tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -25,7 +25,6 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserver.api import labels
-from specserver.controller import handlers
 from tests.chart.helm import CHART, REPOSITORY, Helm, Values, only
 from tests.chart.test_rbac import LEASE, WHERE_IT_WATCHES, Right, wanted
 from tests.localcluster import ApiServer, ClusterError, start_apiserver
@@ -45,7 +44,9 @@ spec:
 """
 
 # What each request of the operator's client asks of the authorizer.
-VERBS = {"get": ["get"], "list": ["list"], "create": ["create"], "apply": ["create", "patch"], "patch": ["patch"]}
+VERBS = {
+    "get": ["get"], "list": ["list"], "watch": ["watch"], "create": ["create"], "apply": ["create", "patch"], "patch": ["patch"],
+}  # fmt: skip
 RESOURCES = {
     "Deployment": ("apps", "deployments"),
     "ReplicaSet": ("apps", "replicasets"),
@@ -189,8 +190,7 @@ def test_operator_does_its_work_with_the_rights_of_the_chart_and_needs_them_all(
 def used(requests: set[tuple[str, str, str]]) -> set[Right]:
     """Rights that these requests and the watches ask for. The only patch of a SpeculativeServer is of its status."""
     rights = {(*RESOURCES[kind], verb) for request, kind, _status in requests for verb in VERBS[request]}
-    watched = [(labels.GROUP, labels.VERSION, labels.PLURAL), *handlers._OWNED]
-    rights |= {(group, plural, verb) for group, _version, plural in watched for verb in ("list", "watch")}
+    rights |= {(labels.GROUP, labels.PLURAL, verb) for verb in ("list", "watch")}  # kopf's
     group, plural = RESOURCES["SpeculativeServer"]
     return {
         (group, f"{plural}/status", "patch") if right == (group, plural, "patch") else right for right in rights

@@ -7,7 +7,7 @@ file for eight kinds whose paths never change).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -33,6 +33,11 @@ _PREFIXES = {
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     labels.KIND: (f"/apis/{labels.API_VERSION}", labels.PLURAL),
 }
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_WATCH_SECONDS = 600
+_SILENCE_SECONDS = 70.0
+"""A stream that carries nothing for so long is dead: bookmarks come every minute."""
 _REQUEST_TIMEOUT_SECONDS = 10.0
 """With the queue's longest back-off this is less than 30 s, in which a server is to be in order after an API server that hung."""
 
@@ -105,6 +110,39 @@ class KubernetesCluster:
         query = [("fieldManager", field_manager)]
         return await self._request("patch", kind, path, body=body, query=query, content_type="application/merge-patch+json")
 
+    async def list_metadata(
+        self, kind: str, namespace: str, *, label_selector: str, limit: int, continue_at: str
+    ) -> tuple[list[Body], Body]:
+        query = [("labelSelector", label_selector), ("limit", str(limit)), *([("continue", continue_at)] if continue_at else [])]
+        answer = await self._request("list", kind, _path(kind, namespace), query=query, accept=_METADATA_LIST)
+        return [item["metadata"] for item in answer["items"] or ()], answer["metadata"]
+
+    async def watch_metadata(
+        self, kind: str, namespace: str, *, label_selector: str, version: str
+    ) -> AsyncIterator[tuple[str, Body]]:
+        query = [
+            ("watch", "1"),
+            ("labelSelector", label_selector),
+            ("resourceVersion", version),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(_WATCH_SECONDS)),
+        ]
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_TIMEOUT_SECONDS, sock_read=_SILENCE_SECONDS)
+        path, status = _path(kind, namespace), 0
+        try:
+            async with await self._http.request("GET", path, query=query, accept=_METADATA, timeout=timeout) as response:
+                status = response.status
+                self._on_request("watch", kind, status)
+                if status != 200:
+                    raise _error(status, await response.read(), response.headers, f"watch {kind} {path}")
+                async for line in response.content:
+                    event = json.loads(line)
+                    yield event["type"], event["object"]
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            if not status:
+                self._on_request("watch", kind, status)
+            raise Unavailable(f"watch {kind} {path}: {type(error).__name__} {error}".rstrip()) from error
+
     async def _request(
         self,
         verb: str,
@@ -114,12 +152,19 @@ class KubernetesCluster:
         body: Body | None = None,
         query: list[tuple[str, str]] | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Body:
         method = {"get": "GET", "list": "GET", "create": "POST", "apply": "PATCH", "patch": "PATCH"}[verb]
         status = 0
         try:
             response = await self._http.exchange(
-                method, path, query=query or (), body=body, content_type=content_type, timeout_seconds=_REQUEST_TIMEOUT_SECONDS
+                method,
+                path,
+                query=query or (),
+                body=body,
+                accept=accept,
+                content_type=content_type,
+                timeout_seconds=_REQUEST_TIMEOUT_SECONDS,
             )
             status = response.status
             if not 200 <= status <= 299:

@@ -53,12 +53,14 @@ class ApiHttp:
         *,
         query: Sequence[tuple[str, str]] = (),
         body: Any = None,
+        accept: str = "application/json",
         content_type: str = "application/json",
         timeout_seconds: float,
     ) -> Answer:
         """The answer, whatever its status. TimeoutError, OSError or aiohttp.ClientError where there is none."""
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         request = self.request(
-            method, path, query=query, body=body, content_type=content_type, timeout=aiohttp.ClientTimeout(total=timeout_seconds)
+            method, path, query=query, body=body, accept=accept, content_type=content_type, timeout=timeout
         )
         async with await request as response:
             return Answer(response.status, response.headers, await response.read())

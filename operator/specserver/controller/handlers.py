@@ -1,32 +1,28 @@
-"""kopf handlers: every event becomes a key in the queue, and nothing else happens here.
+"""Events become keys in the queue, and nothing else happens here.
 
-Only stateless `on.event` handlers are used: with them kopf writes nothing to any object, no finalizer and no annotation.
+kopf watches the resource; the objects that belong to it are watched by `cluster/watch.py`, which says why. Of kopf's handlers
+only the stateless `on.event` are used: with them kopf writes nothing to any object, no finalizer and no annotation.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import kopf
 
 from specserver.api import labels
+from specserver.cluster.watch import Follower, Streams
 from specserver.controller.queue import Key
 
 Enqueue = Callable[[Key], None]
 
-_OWNED = (
-    ("apps", "v1", "deployments"),
-    ("", "v1", "services"),
-    ("", "v1", "configmaps"),
-    ("", "v1", "pods"),
-    ("policy", "v1", "poddisruptionbudgets"),
-)
+_OWNED_KINDS = ("Deployment", "Service", "ConfigMap", "Pod", "PodDisruptionBudget")
 """Kinds whose changes concern a server. Secrets are not watched: that would be a right to read them all."""
 
 
-def build_registry(enqueue: Enqueue, on_server: ServerEvents) -> kopf.OperatorRegistry:
+def build_registry(on_server: ServerEvents) -> kopf.OperatorRegistry:
     """A registry of its own, so that importing this module registers nothing."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_via_client)
@@ -35,14 +31,23 @@ def build_registry(enqueue: Enqueue, on_server: ServerEvents) -> kopf.OperatorRe
     async def server_event(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002 - kopf names it
         on_server.handle(type, body)
 
-    async def owned_event(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        key = owner_of(namespace, labels)
+    return registry
+
+
+def build_followers(streams: Streams, enqueue: Enqueue, namespaces: Iterable[str]) -> list[Follower]:
+    """For each kind and namespace one; all namespaces together where none is named."""
+
+    def on_object(metadata: Mapping[str, Any]) -> None:
+        key = owner_of(metadata.get("namespace"), metadata.get("labels", {}))
         if key is not None:
             enqueue(key)
 
-    for group, version, plural in _OWNED:
-        kopf.on.event(group, version, plural, registry=registry)(owned_event)
-    return registry
+    ours = f"{labels.MANAGED_BY}={labels.MANAGED_BY_VALUE}"
+    return [
+        Follower(streams, kind, namespace, label_selector=ours, on_object=on_object)
+        for namespace in tuple(namespaces) or ("",)
+        for kind in _OWNED_KINDS
+    ]
 
 
 def owner_of(namespace: str | None, object_labels: Mapping[str, str]) -> Key | None:
@@ -93,7 +98,18 @@ def build_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True  # so that a namespaced Role is enough
     settings.peering.standalone = True
     settings.posting.enabled = False
-    ours = f"{labels.MANAGED_BY}={labels.MANAGED_BY_VALUE}"
-    for group, version, plural in _OWNED:
-        settings.watching.label_selectors[f"{group}/{version}/{plural}" if group else f"{version}/{plural}"] = ours
+    settings.persistence.diffbase_storage = _NoDiff()
     return settings
+
+
+class _NoDiff(kopf.DiffBaseStorage):
+    """kopf takes a deep copy of each object at each event, to find out what changed. Nobody here asks."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None, ignored_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence({})
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass

@@ -52,8 +52,8 @@ def test_events_of_owned_objects(namespace: str | None, labels: dict[str, str], 
 
 def test_nothing_is_registered_that_writes_to_resources() -> None:
     """A timer, a daemon or a change handler would leave a finalizer or an annotation on every server."""
-    registry = build_registry(lambda _key: None, ServerEvents(lambda _key: None))
-    assert len(registry._watching._handlers) == 6
+    registry = build_registry(ServerEvents(lambda _key: None))
+    assert len(registry._watching._handlers) == 1
     assert not registry._changing._handlers
     assert not registry._spawning._handlers
     assert not registry._indexing._handlers
@@ -72,6 +72,3 @@ def test_settings_of_the_watches() -> None:
     assert settings.scanning.disabled
     assert settings.peering.standalone
     assert not settings.posting.enabled
-    selectors = {str(kind): selector for kind, selector in settings.watching.label_selectors.items()}
-    assert len(selectors) == 5
-    assert set(selectors.values()) == {"app.kubernetes.io/managed-by=specserver"}
