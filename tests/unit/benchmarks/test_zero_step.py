@@ -1,0 +1,94 @@
+"""The zero-step benchmark's verdicts: which proposals are compared, what counts as a return, which ratio a target is held against."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+drive = importlib.import_module("benchmarks.zero-step.drive")
+report = importlib.import_module("benchmarks.zero-step.report")
+
+STARTS = {("first", "0"): 10, ("second", "0"): 30}
+
+
+def run(drafted: dict[tuple[str, str, int], list[int]]) -> dict[str, Any]:
+    return {"outputs": [[1, 2]], "starts": STARTS, "drafted": drafted}
+
+
+def always(last: int = 25) -> dict[str, Any]:
+    first = {("first", "0", length): [5, length, length, length] for length in range(10, last)}
+    return run(first | {("second", "0", 30): [7, 1, 2, 3]})
+
+
+def test_a_round_behind_a_gap_is_a_return_and_a_requests_start_is_none() -> None:
+    found = run({key: value for key, value in always()["drafted"].items() if key[2] in (10, 11, 20, 21, 30)})
+    compared = drive.compare_notes(always(), found)
+    assert (compared["first"]["rounds"], compared["first"]["after"], compared["first"]["afterAllEqual"]) == (4, 1, 1)
+    assert (compared["second"]["rounds"], compared["second"]["after"]) == (1, 0)
+
+
+def test_rounds_that_differ_are_told_by_how_much() -> None:
+    found = run({("first", "0", 20): [5, 20, 0, 0], ("first", "0", 21): [5, 0, 0, 0], ("second", "0", 30): [7, 9, 9, 9]})
+    compared = drive.compare_notes(always(), found)
+    assert (compared["first"]["rounds"], compared["first"]["firstEqual"], compared["first"]["allEqual"]) == (2, 1, 0)
+    assert compared["second"]["allEqual"] == 0
+
+
+def test_rounds_after_another_token_are_not_compared() -> None:
+    found = run({("first", "0", 20): [6, 1, 1, 1]})
+    assert drive.compare_notes(always(), found)["first"]["rounds"] == 0
+
+
+# ---- report ----------------------------------------------------------------------------------------------------------------
+
+
+def cell(arm: str, order: str, milliseconds: float, rate: float, backend: str = "fa3") -> dict[str, Any]:
+    return {
+        "backend": backend, "concurrency": 10, "arm": arm, "order": order, "tokensPerSecond": rate,
+        "intervalMs": {"0": {"p50": milliseconds, "count": 255}},
+    }  # fmt: skip
+
+
+CELLS = [
+    cell("plain", "forward", 5.0, 2000.0), cell("plain", "reverse", 5.2, 1960.0),
+    cell("ready", "forward", 5.1, 1970.0), cell("ready", "reverse", 5.1, 1950.0),
+]  # fmt: skip
+
+
+def raw(**changes: Any) -> dict[str, Any]:
+    return {"cells": CELLS, "plan": {"concurrencies": [10]}, "proposals": [], "acceptance": [], "reports": {}, **changes}
+
+
+def value_of(name: str, raw_data: dict[str, Any]) -> float | None:
+    targets = report.targets_of(raw_data, report.Cells(raw_data["cells"]))
+    value: float | None = next(each.value for each in targets if name in each.name)
+    return value
+
+
+def test_both_orders_count_in_a_ratio() -> None:
+    assert value_of("FlashAttention-3: zero-step iteration with the draft kept ready", raw()) == pytest.approx(5.1 / 5.1)
+    assert value_of("FlashAttention-3: total tokens", raw()) == pytest.approx(1960 / 1980, abs=1e-4)
+
+
+def test_a_concurrency_that_is_missing_misses_the_target() -> None:
+    incomplete = raw(plan={"concurrencies": [10, 250]})
+    assert value_of("FlashAttention-3: total tokens", incomplete) is None
+    assert value_of("Triton: total tokens", raw()) is None
+
+
+def test_proposals_of_the_first_turn_are_those_after_zero_rounds() -> None:
+    turn = {"rounds": 100, "allEqual": 50, "after": 20, "afterAllEqual": 19}
+    result = {"server": "ours-fa3", "arm": "ready", "first": turn, "second": {**turn, "allEqual": 97}}
+    found = raw(proposals=[result, {**result, "arm": "control"}])
+    assert value_of("as if never left, first turn", found) == pytest.approx(0.95)
+    assert value_of("as if never left, second turn", found) == pytest.approx(0.97)
+
+
+def test_acceptance_is_held_against_always_speculating() -> None:
+    arms = {"always": 2.0, "ready": 1.98, "control": 0.4}
+    acceptance = [
+        {"arm": arm, "first": {"acceptedDrafts": drafts}, "second": {"acceptedDrafts": drafts / 2}} for arm, drafts in arms.items()
+    ]
+    assert value_of("after a zero phase ÷ always, first turn", raw(acceptance=acceptance)) == pytest.approx(0.99)
