@@ -1,4 +1,4 @@
-"""The zero-step benchmark's verdicts: which proposals are compared, what counts as a return, which ratio a target is held against."""
+"""The zero-step benchmark's verdicts: which proposals are compared, what counts as a return, what a target is held against."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def test_proposals_of_the_first_turn_are_those_after_zero_rounds() -> None:
 def test_acceptance_is_held_against_always_speculating() -> None:
     arms = {"always": 2.0, "ready": 1.98, "control": 0.4}
     acceptance = [
-        {"arm": arm, "first": {"acceptedDrafts": drafts}, "second": {"acceptedDrafts": drafts / 2}} for arm, drafts in arms.items()
+        {"arm": arm, "first": {"acceptedDrafts": drafts}, "second": {"acceptedDrafts": drafts / 2}}
+        for arm, drafts in arms.items()
     ]
     assert value_of("after a zero phase ÷ always, first turn", raw(acceptance=acceptance)) == pytest.approx(0.99)
