@@ -1,4 +1,4 @@
-"""Writes the trained pair as SGLang loads it: bfloat16 weights, configuration, a tokenizer whose tokens are bytes, checksums."""
+"""The trained pair as SGLang loads it: bfloat16 weights, configuration, a tokenizer whose tokens are bytes, checksums."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from benchmarks.draft_model.language import BEGIN, DRAFT_VOCABULARY, END, VOCABULARY
 from benchmarks.draft_model.network import CAPTURED, SHAPE, Draft, Target
 
-CHECKSUMS = "SHA256SUMS"
+CHECKSUMS, WEIGHTS = "SHA256SUMS", "model.safetensors"
 
 
 def save_pair(directory: Path, target: Target, draft: Draft) -> None:
@@ -33,6 +33,20 @@ def save_pair(directory: Path, target: Target, draft: Draft) -> None:
     files = sorted(path for path in directory.glob("*/*") if path.is_file())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(directory)}\n" for path in files]
     (directory / CHECKSUMS).write_text("".join(sums))
+
+
+def load_pair(directory: Path) -> tuple[Target, Draft]:
+    """What save_pair wrote, in fp32, without gradients."""
+    target, draft = Target(), Draft()
+    stored = load_file(directory / "target" / WEIGHTS)
+    target.load_state_dict({name.removeprefix("model."): weight.float() for name, weight in stored.items()})
+    stored = load_file(directory / "eagle3" / WEIGHTS)
+    head = torch.zeros_like(draft.lm_head.weight)
+    head[: len(DRAFT_VOCABULARY)] = stored.pop("lm_head.weight")
+    del stored["d2t"], stored["t2d"]
+    weights = {name.removeprefix("midlayer."): weight.float() for name, weight in stored.items()}
+    draft.load_state_dict(weights | {"lm_head.weight": head})
+    return target.requires_grad_(requires_grad=False), draft.requires_grad_(requires_grad=False)
 
 
 def draft_weights(draft: Draft) -> dict[str, Tensor]:
@@ -64,8 +78,8 @@ def save(directory: Path, model_config: dict[str, Any], weights: dict[str, Tenso
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(model_config, indent=1) + "\n")
     stored = {name: weight.to(torch.bfloat16) if weight.is_floating_point() else weight for name, weight in weights.items()}
-    save_file({name: weight.contiguous() for name, weight in stored.items()}, directory / "model.safetensors", {"format": "pt"})
-    (directory / "model.safetensors").chmod(0o644)
+    save_file({name: weight.contiguous() for name, weight in stored.items()}, directory / WEIGHTS, {"format": "pt"})
+    (directory / WEIGHTS).chmod(0o644)
     save_tokenizer(directory)
 
 

@@ -121,8 +121,8 @@ class Draft(nn.Module):
         """Logits of every chain at once, step by step: those of step s at row p propose token p + s + 1.
 
         All chains share the first step's keys and values, as in SGLang's cache: a chain that starts at row p sees rows 0…p of
-        step 1 and one row for each later step. `embedded` holds the embeddings of tokens 1, 2, … Where `scribbled` marks a row,
-        its keys and values are noise of their own size.
+        step 1 and one row for each later step. `embedded` holds the embeddings of tokens 1, 2, … Where `scribbled` [batch, row]
+        marks a row, its keys and values are noise of their own size.
         """
         rows = states.shape[1]
         hidden, logits = self.fc(states), []
@@ -137,7 +137,7 @@ class Draft(nn.Module):
             q, k, v = self.self_attn.project(x, positions)
             if step == 0 and scribbled is not None:
                 noise = torch.Generator().manual_seed(7)
-                lost = scribbled[None, None, :, None]
+                lost = scribbled[:, None, :, None]
                 k = torch.where(lost, torch.randn(k.shape, generator=noise) * k.std(), k)
                 v = torch.where(lost, torch.randn(v.shape, generator=noise) * v.std(), v)
             keys.append(k)
