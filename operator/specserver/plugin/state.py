@@ -214,8 +214,8 @@ class Rank:
         now = self._monotonic()
         steps = self._engine.steps_of_round(verified_tokens)
         seconds = self._timer.measure(Result(iteration, steps, running, grammar, now))
-        self.tally.add(steps, running, seconds, correct_drafts)
-        self._metrics.count_round(steps, seconds, correct_drafts)
+        survivors = self.tally.add(steps, running, seconds, correct_drafts)
+        self._metrics.count_round(steps, seconds, survivors)
         self._metrics.set_accept_length(self.tally.accept_length)
         if self._decider is not None:
             kv_tokens = 0 if self.load is None else self.load.kv_tokens

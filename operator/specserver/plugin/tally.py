@@ -6,6 +6,7 @@ those are the rule's.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -42,32 +43,32 @@ class Tally:
     _window_tokens: int = 0
     _window_rows: int = 0
 
-    def add(self, steps: int, running: int, seconds: float | None, correct_drafts: Sequence[int]) -> None:
-        """`correct_drafts` as in `policy.decision.Round`."""
+    def add(self, steps: int, running: int, seconds: float | None, correct_drafts: Sequence[int]) -> list[int]:
+        """`correct_drafts` as in `policy.decision.Round`. Returns how many requests have 0, 1, 2, … of their drafts right, or
+        more: the first is all of them, and there is one for each position of the chain after it."""
         self.rounds[steps] += 1
         self.digest = zlib.crc32(b"%d,%d;" % (steps, running), self.digest)
         if seconds is not None:
             time = self.step_time.setdefault(steps, StepTime())
             time.rounds += 1
             time.seconds += seconds
+        survivors = _count_survivors(steps, correct_drafts)
         if steps > 0 and correct_drafts:
-            self._add_positions(steps, correct_drafts)
-            self._add_to_window(sum(correct_drafts) + len(correct_drafts), len(correct_drafts))
+            self._add_positions(survivors)
+            self._add_to_window(sum(survivors), len(correct_drafts))
+        return survivors
 
     @property
     def accept_length(self) -> float | None:
         """Tokens that a request gained per round with drafts, over the newest such rounds."""
         return self._window_tokens / self._window_rows if self._window_rows else None
 
-    def _add_positions(self, steps: int, correct_drafts: Sequence[int]) -> None:
-        while len(self.positions) < steps:
+    def _add_positions(self, survivors: Sequence[int]) -> None:
+        while len(self.positions) < len(survivors) - 1:
             self.positions.append(Position())
-        reached = len(correct_drafts)
-        for position in range(steps):
-            accepted = sum(correct > position for correct in correct_drafts)
-            self.positions[position].reached += reached
-            self.positions[position].accepted += accepted
-            reached = accepted
+        for position, (reached, accepted) in zip(self.positions, itertools.pairwise(survivors), strict=False):
+            position.reached += reached
+            position.accepted += accepted
 
     def _add_to_window(self, tokens: int, rows: int) -> None:
         """Keeps the sums over the window beside it: they are wanted each round."""
@@ -77,3 +78,13 @@ class Tally:
             tokens, rows = tokens - old_tokens, rows - old_rows
         self._window_tokens += tokens
         self._window_rows += rows
+
+
+def _count_survivors(steps: int, correct_drafts: Sequence[int]) -> list[int]:
+    """In one pass over the requests, of which there are hundreds, and one over the chain."""
+    survivors = [0] * (steps + 1)
+    for correct in correct_drafts:
+        survivors[correct] += 1
+    for position in range(steps, 0, -1):
+        survivors[position - 1] += survivors[position]
+    return survivors

@@ -66,7 +66,7 @@ class FakeMetrics:
     def set_goodput(self, predicted: float | None, realised: float | None) -> None:
         self.calls.append(("goodput", (predicted, realised)))
 
-    def count_round(self, steps: int, seconds: float | None, correct_drafts: Sequence[int]) -> None:
+    def count_round(self, steps: int, seconds: float | None, survivors: Sequence[int]) -> None:
         self.calls.append(("round", steps))
 
     def count_retractions(self, requests: int) -> None:

@@ -9,7 +9,7 @@ from specserver.plugin.tally import ACCEPTANCE_WINDOW_ROUNDS, Position, StepTime
 
 def test_a_position_is_reached_where_all_before_it_were_right() -> None:
     tally = Tally()
-    tally.add(3, 4, None, [3, 2, 0, 0])
+    assert tally.add(3, 4, None, [3, 2, 0, 0]) == [4, 2, 2, 1]
     assert tally.positions == [Position(4, 2), Position(2, 2), Position(2, 1)]
     tally.add(1, 4, None, [1, 1, 1, 0])
     assert tally.positions == [Position(8, 5), Position(2, 2), Position(2, 1)], "a short chain says nothing of later positions"
