@@ -144,7 +144,7 @@ class Benchmark:
             running.controls.set(survival=survival)
             for arm in ("measured", *(f"fixed-{steps}" for steps in LADDER), "measured"):
                 own = arm == "measured"
-                product.measured() if own else product.fixed(int(arm[-1]))
+                await asyncio.to_thread(product.measured if own else partial(product.fixed, int(arm[-1])))
                 await asyncio.sleep(plan.adapt_seconds if own else plan.settle_seconds)
                 seconds = 1.5 * plan.window_seconds if own else plan.window_seconds
                 await session.window(running, seconds, concurrency, survival, arm=arm, profile=profile, order=order)
@@ -156,7 +156,7 @@ class Benchmark:
         plan, session = self.plan, self.session
 
         async def measure(running: Running) -> None:
-            Product(running, LADDER).measured()
+            await asyncio.to_thread(Product(running, LADDER).measured)
             running.controls.set(survival=plans.HEALTHY)
             await asyncio.sleep(plan.change_seconds)
             for half, profile in enumerate(("healthy", "poor", "healthy")):
@@ -230,7 +230,7 @@ class Benchmark:
             async def measure(running: Running, concurrency: int = concurrency, rates: dict[int, float] = rates) -> None:
                 running.controls.set(survival=plans.HEALTHY)
                 for steps in LADDER:
-                    Product(running, LADDER).fixed(steps)
+                    await asyncio.to_thread(Product(running, LADDER).fixed, steps)
                     await asyncio.sleep(self.plan.settle_seconds)
                     cell = await self.session.window(
                         running, self.plan.window_seconds, concurrency, plans.HEALTHY, arm=f"fixed-{steps}", profile="healthy",
@@ -250,6 +250,7 @@ class Benchmark:
         running.controls.set(survival=plans.HEALTHY)
         product.measured() if steps is None else product.fixed(steps[low])
         phases = []
+        forcing: asyncio.Task[None] | None = None
         async with session.client(running, seed=int(period)) as client:
             wave = SquareWave(client, low, high, self.plan.wave_shape)
             wave.start()
@@ -258,8 +259,8 @@ class Benchmark:
             at = clock.time()
             for number in range(2 * count):
                 level = high if number % 2 == 0 else low
-                if steps is not None:
-                    await asyncio.to_thread(product.fixed, steps[level])
+                if steps is not None and steps[low] != steps[high]:
+                    forcing = asyncio.create_task(asyncio.to_thread(product.fixed, steps[level]))  # beside the load, not before it
                 if level == high:
                     wave.go_high()
                 else:
@@ -269,6 +270,8 @@ class Benchmark:
                 await asyncio.sleep(max(0.0, at - clock.time()))
             rounds = running.rounds()
             await wave.stop()
+            if forcing is not None:
+                await forcing
         result = digest.digest_phases(rounds, phases, plans.HEALTHY, LINE_BIN_SECONDS)
         session.raw.setdefault("waves", []).append({"period": period, "arm": arm, **result})
         tokens, seconds, switches = result["tokens"], result["seconds"], result["switches"]
@@ -281,7 +284,7 @@ class Benchmark:
         async def measure(running: Running) -> None:
             running.controls.set(survival=plans.HEALTHY)
             if server is OURS:
-                Product(running, LADDER).measured()
+                await asyncio.to_thread(Product(running, LADDER).measured)
                 await asyncio.sleep(self.plan.adapt_seconds)
             await asyncio.sleep(self.plan.settle_seconds)
             survival = () if server is PLAIN else plans.HEALTHY

@@ -107,7 +107,7 @@ async def look_at_speed(session: Session, running: Running, concurrency: int, la
             product = Product(running, ladder)
             arms: list[tuple[str, Callable[[], None]]] = [(f"fixed {k}", partial(product.fixed, k)) for k in ladder]
             for name, put in [*arms, ("never", product.never)]:
-                put()
+                await asyncio.to_thread(put)
                 await asyncio.sleep(0.3)
                 await session.window(running, 1.0, concurrency, (), arm=name)
         await loop.stop()
