@@ -260,7 +260,7 @@ class Benchmark:
             for number in range(2 * count):
                 level = high if number % 2 == 0 else low
                 if steps is not None and steps[low] != steps[high]:
-                    forcing = asyncio.create_task(asyncio.to_thread(product.fixed, steps[level]))  # beside the load, not before it
+                    forcing = asyncio.create_task(asyncio.to_thread(product.fixed, steps[level]))  # beside the load
                 if level == high:
                     wave.go_high()
                 else:
