@@ -327,7 +327,7 @@ class Rank:
             "acceptLength": tally.accept_length,
             "acceptance": [{"reached": each.reached, "accepted": each.accepted} for each in tally.positions],
             "rounds": {str(key): count for key, count in sorted(tally.rounds.items())},
-            "roundsHash": f"{tally.digest:08x}",
+            "decisionHash": f"{tally.digest:08x}",
             "switches": self.switches,
             "switchesLastHour": sum(at > hour_ago for at in self._switch_times),
             "retractions": self.retractions,
