@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -281,7 +282,18 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 async def _send_json(send: Send, status: HTTPStatus, body: dict[str, Any]) -> None:
-    content = json.dumps(body).encode()
+    content = json.dumps(_without_nan(body)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": status.value, "headers": headers})
     await send({"type": "http.response.body", "body": content})
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no word for infinite or undefined numbers; Python's is none that readers must take."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return value

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specserver.engines.client import ANSWER_LIMIT_BYTES
+from specserver.engines.wire import parse_object, parse_state
 from specserver.plugin import channel, control
 from specserver.plugin.control import SchedulerClient, Unanswered, make_application
-from specserver.plugin.state import Rank
-from tests.unit.plugin.fakes import document, make_rank, policy
+from specserver.plugin.state import MAX_REMEMBERED_DECISIONS, Rank
+from specserver.policy.decider import Decider
+from tests.unit.plugin.fakes import FakeEngine, document, make_rank, policy, record, turn
 
 KEY = "s3cret/ä"
 POLICY, STATE = "/specserver/v1/policy", "/specserver/v1/state"
@@ -104,6 +108,25 @@ async def test_no_admin_key_configured(admin_key: str | None, authorization: str
 async def test_scheme_in_any_case(scheme: str) -> None:
     status, _ = await call(ranks(), "GET", STATE, authorization=f"{scheme} {KEY}")
     assert status == 200
+
+
+async def test_the_operator_can_read_the_state_whatever_the_rule_believes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader refuses what is no JSON, NaN among it; and an answer above a megabyte."""
+    engine = FakeEngine(running=9)
+    rank = make_rank(engine)
+    rank.set_policy(policy(strategy="Measured"))
+    explain = Decider.explain
+    monkeypatch.setattr(Decider, "explain", lambda self: explain(self) | {"realisedGoodput": math.nan, "plain": [math.inf]})
+    for number in range(2 * MAX_REMEMBERED_DECISIONS):
+        rank.force(number % 3, 60)
+        turn(rank)
+        record(rank, engine.current + 1, [0] * 9, iteration=number)
+    status, body = await call(LocalRanks(rank), "GET", STATE)
+    content = json.dumps(body, allow_nan=False).encode()
+    assert (status, len(body["ranks"][0]["decisions"])) == (200, MAX_REMEMBERED_DECISIONS)
+    (read,) = parse_state("pod-0", parse_object(content)).ranks
+    assert (read.rank, read.armed, read.steps) == ("tp0", True, engine.current)
+    assert len(content) < ANSWER_LIMIT_BYTES / 8, "room for eight ranks"
 
 
 async def test_put_takes_and_reads_back() -> None:
