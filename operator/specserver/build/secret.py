@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from specserver.api import labels
 from specserver.api.v1alpha1 import SecretKeyRef, SpeculativeServer
 from specserver.build.metadata import KubernetesObject, build_metadata
@@ -59,11 +61,17 @@ def needed_secret_refs(server: SpeculativeServer) -> tuple[NeededSecret, ...]:
     ]
     for variable in engine.env:
         source = (variable.value_from or {}).get("secretKeyRef")
-        if isinstance(source, dict) and not source.get("optional") and source.get("name") and source.get("key"):
-            named.append(
-                (f"spec.engine.env[{variable.name}]", SecretKeyRef(name=source["name"], key=source["key"]))
-            )
+        if isinstance(source, dict) and not source.get("optional"):
+            named.append((f"spec.engine.env[{variable.name}]", parse_secret_ref(source)))
     return tuple(NeededSecret(field, ref) for field, ref in named if ref is not None)
+
+
+def parse_secret_ref(source: object) -> SecretKeyRef | None:
+    """The `secretKeyRef` of a container's variable, which the resource's schema lets through as it is; None where it is none."""
+    try:
+        return SecretKeyRef(name=source.get("name", ""), key=source.get("key", "")) if isinstance(source, dict) else None
+    except ValidationError:
+        return None
 
 
 def _generated(server: SpeculativeServer, entry: str) -> SecretKeyRef:

@@ -15,10 +15,10 @@ from typing import Any
 
 from specserver.api import labels, quantities
 from specserver.api.v1alpha1 import Engine, Mode, SpeculativeServer
-from specserver.build.metadata import KubernetesObject, build_labels, build_metadata, build_selector, digest
+from specserver.build.metadata import BuildInvalid, KubernetesObject, build_labels, build_metadata, build_selector, digest
 from specserver.build.models import claim_mounts
 from specserver.build.overlay import apply_overlay
-from specserver.build.secret import admin_key_ref, api_key_ref
+from specserver.build.secret import admin_key_ref, api_key_ref, parse_secret_ref
 from specserver.build.sglang import build_arguments
 
 LAUNCHER = ["python", "-m", "specserver.plugin.launcher"]
@@ -183,6 +183,12 @@ def _build_resources(engine: Engine) -> dict[str, dict[str, str]]:
 
 def _build_environment(server: SpeculativeServer) -> list[dict[str, Any]]:
     """Ours and the user's by name; an entry of the user's replaces one of ours whole, never field by field."""
+    for variable in server.spec.engine.env:
+        source = variable.value_from or {}
+        if "secretKeyRef" in source and parse_secret_ref(source["secretKeyRef"]) is None:
+            raise BuildInvalid(
+                f"spec.engine.env[{variable.name}].valueFrom.secretKeyRef", "must have the name and the key of a Secret here"
+            )
     secrets = {labels.ENV_ADMIN_KEY: admin_key_ref(server), labels.ENV_API_KEY: api_key_ref(server)}
     if server.spec.model.token_secret_ref is not None:
         secrets["HF_TOKEN"] = server.spec.model.token_secret_ref

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specserver.build.metadata import BuildInvalid
 from specserver.build.secret import (
     admin_key_ref,
     api_key_ref,
@@ -14,6 +15,7 @@ from specserver.build.secret import (
     needed_secret_refs,
     needs_keys_secret,
 )
+from specserver.build.workload import build_workload
 from tests.unit.build.support import environment, make_server
 
 ADMIN = {"engine.adminKeySecretRef": {"name": "mine", "key": "admin"}}
@@ -75,3 +77,16 @@ def test_every_secret_that_pods_wait_for_is_named_by_field() -> None:
 
 def test_without_references_nothing_is_waited_for() -> None:
     assert needed_secret_refs(make_server()) == ()
+
+
+NO_REFERENCES: list[Any] = [
+    {"name": "../x", "key": "k"}, {"name": 5, "key": "k"}, {"name": "s"}, {"key": "k"}, {"name": "s", "key": "a/b"}, {}, "s",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", NO_REFERENCES)
+def test_a_variable_whose_reference_is_none_is_said_by_name(source: Any) -> None:
+    server = make_server({"engine.env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": source}}]})
+    assert needed_secret_refs(server) == ()
+    with pytest.raises(BuildInvalid, match=r"spec\.engine\.env\[TOKEN\].*the name and the key of a Secret"):
+        build_workload(server)
