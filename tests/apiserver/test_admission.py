@@ -33,6 +33,10 @@ def speculating(**different: Any) -> Body:
     return {"speculation": different}
 
 
+def with_table(*rows: tuple[int, int], **different: Any) -> Body:
+    return speculating(policy={"table": [{"running": running, "steps": steps} for running, steps in rows], **different})
+
+
 def with_args(*args: str) -> Body:
     return {"engine": {"args": list(args)}}
 
@@ -63,10 +67,21 @@ CASES: list[tuple[str, str, Body, Body]] = [
     ("ladder with a double", rule("steps: must rise"), speculating(steps=[0, 3, 3]), speculating(steps=[0, 2, 3])),
     ("ladder that ends early", rule("steps: must end"), speculating(steps=[0, 2]),
      speculating(steps=[0, 2], maxSteps=2)),
-    ("no hysteresis", rule("enableBelow:"), speculating(policy={"enableBelow": 8}),
+    ("no hysteresis", rule("enableBelow: must"), speculating(policy={"enableBelow": 8}),
      speculating(policy={"enableBelow": 7})),
-    ("hysteresis by a default", rule("enableBelow:"), speculating(policy={"enableBelow": 64, "disableAbove": None}),
-     speculating(policy={"enableBelow": 63, "disableAbove": None})),
+    ("a lower bound alone", rule("enableBelow: means"), speculating(policy={"disableAbove": None}),
+     speculating(policy={"disableAbove": None, "enableBelow": None})),
+    ("table that is not there", rule("table: needed"), speculating(policy={"strategy": "Table"}),
+     with_table((0, 3), strategy="Table")),
+    ("table that falls", rule("table: running must"), with_table((8, 3), (4, 0)), with_table((4, 3), (8, 0))),
+    ("table with a double", rule("table: running must"), with_table((4, 3), (4, 0)), with_table((4, 3), (5, 0))),
+    ("table beyond the ladder", rule("policy.table:"), with_table((0, 4)), with_table((0, 3))),
+    ("table beside the ladder", rule("policy.table:"), speculating(steps=[0, 3], policy={"table": [{"running": 0, "steps": 2}]}),
+     speculating(steps=[0, 3], policy={"table": [{"running": 0, "steps": 3}]})),
+    ("less than a token a round", rule("minAcceptLength:"), speculating(policy={"minAcceptLength": "0.99"}),
+     speculating(policy={"minAcceptLength": "1"})),
+    ("longest wait below the first", rule("maxInterval:"), speculating(policy={"probe": {"maxInterval": "1s"}}),
+     speculating(policy={"probe": {"maxInterval": "1s", "minInterval": "500ms"}})),
     ("owned flag", rule("args: holds a flag"), with_args("--port", "1"), with_args("--log-level", "info")),
     ("owned flag with its value", rule("args: holds a flag"), with_args("--tp-size=2"), with_args("--tp-sizes=2")),
     ("key in the arguments", rule("args: holds a flag"), with_args("--api-key=secret"), with_args("--chat-template=/api-key")),
@@ -126,6 +141,12 @@ SCHEMA = [
     pytest.param({"model": {"uri": "org/model"}}, "spec.model.uri", id="uri without a scheme"),
     pytest.param({"model": {"uri": "s3://bucket/model"}}, "spec.model.uri", id="uri of an unknown scheme"),
     pytest.param({"model": {"uri": None}}, "spec.model.uri", id="no uri"),
+    pytest.param(
+        {"model": {"tokenSecretRef": {"name": "../x", "key": "t"}}}, "spec.model.tokenSecretRef.name", id="path to a Secret",
+    ),
+    pytest.param(
+        {"model": {"tokenSecretRef": {"name": "s", "key": "a/b"}}}, "spec.model.tokenSecretRef.key", id="path in a Secret",
+    ),
     pytest.param({"model": {"servedName": "a:b"}}, "spec.model.servedName", id="served name with a colon"),
     pytest.param({"speculation": {"mode": "Sometimes"}}, "spec.speculation.mode", id="unknown mode"),
     pytest.param({"speculation": {"maxSteps": 0}}, "spec.speculation.maxSteps", id="no steps at all"),
@@ -166,7 +187,10 @@ async def test_defaults_are_there_to_be_read(world: World) -> None:
     spec = (await world.api.create(minimal, dry_run=True))["spec"]
     assert spec["speculation"] == {
         "mode": "Auto", "algorithm": "EAGLE3", "draftModel": {"uri": "hf://org/draft"}, "maxSteps": 3,
-        "policy": {"strategy": "Threshold", "disableAbove": 64, "enableBelow": 48, "minDwell": "250ms"},
+        "policy": {
+            "strategy": "Measured", "minDwell": "250ms", "minAcceptLength": "1.1", "marginUp": "0.05", "marginDown": "0.02",
+            "probe": {"maxDuty": "0.01", "rounds": 8, "minInterval": "2s", "maxInterval": "20s"},
+        },
     }  # fmt: skip
     assert spec["engine"]["maxRunningRequests"] == 256
     assert (spec["engine"]["port"], spec["engine"]["loadDeadline"]) == (30000, "30m")

@@ -25,7 +25,10 @@ def a_server(namespace: str, name: str = "chat", **spec: Any) -> Body:
     """A SpeculativeServer of two replicas with short times; `spec` is merged over it, and None takes a field away."""
     base: Body = {
         "model": {"uri": "hf://org/model"},
-        "speculation": {"draftModel": {"uri": "hf://org/draft"}, "policy": {"disableAbove": 8, "enableBelow": 4}},
+        "speculation": {
+            "draftModel": {"uri": "hf://org/draft"},
+            "policy": {"strategy": "Threshold", "disableAbove": 8, "enableBelow": 4},
+        },
         "engine": {"image": "engine:1", "loadDeadline": "5m"},
         "replicas": 2,
         "metrics": {"interval": "1s", "staleness": "20s"},

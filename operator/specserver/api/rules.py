@@ -60,9 +60,41 @@ RULES = (
         "steps: must end at maxSteps: change maxSteps or the last of steps",
     ),
     CelRule(
+        "spec.speculation",
+        "!has(self.policy) || !has(self.policy.table) || self.policy.table.all(r,"
+        " has(self.steps) ? r.steps in self.steps : r.steps <= self.maxSteps)",
+        "policy.table: holds steps that the ladder lacks: use step counts of steps, or of 0 to maxSteps",
+    ),
+    CelRule(
         "spec.speculation.policy",
-        "self.enableBelow < self.disableAbove",
+        "!has(self.enableBelow) || has(self.disableAbove)",
+        "enableBelow: means nothing without disableAbove: give disableAbove too",
+    ),
+    CelRule(
+        "spec.speculation.policy",
+        "!has(self.enableBelow) || !has(self.disableAbove) || self.enableBelow < self.disableAbove",
         "enableBelow: must be less than disableAbove, or engines would switch to and fro: lower enableBelow",
+    ),
+    CelRule(
+        "spec.speculation.policy",
+        "self.strategy != 'Table' || has(self.table)",
+        "table: needed with strategy Table: give rows of running and steps, or take another strategy",
+    ),
+    CelRule(
+        "spec.speculation.policy",
+        "!has(self.table) || (self.table.map(r, r.running).isSorted()"
+        " && self.table.all(r, self.table.exists_one(s, s.running == r.running)))",
+        "table: running must rise from row to row: sort the rows and drop doubles",
+    ),
+    CelRule(
+        "spec.speculation.policy",
+        "double(self.minAcceptLength) >= 1.0",
+        'minAcceptLength: must be 1 or more, for a round yields at least one token: write for example "1.1"',
+    ),
+    CelRule(
+        "spec.speculation.policy.probe",
+        "duration(self.minInterval) <= duration(self.maxInterval) && duration(self.maxInterval) <= duration('1h')",
+        "maxInterval: must be at least minInterval and at most 1h: raise maxInterval or lower minInterval",
     ),
     CelRule(
         "spec.engine",

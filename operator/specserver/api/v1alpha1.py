@@ -26,8 +26,13 @@ class Node(BaseModel):
 class SecretKeyRef(Node):
     """One entry of a Secret in the resource's own namespace."""
 
-    name: str = Field(min_length=1, max_length=253, description="Name of the Secret, in the resource's namespace.")
-    key: str = Field(min_length=1, max_length=253, description="Entry of the Secret that holds the value.")
+    name: str = Field(
+        min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Name of the Secret, in the resource's namespace.",
+    )  # fmt: skip
+    key: str = Field(
+        min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Entry of the Secret that holds the value."
+    )
 
 
 MODEL_URI_PATTERN = r"^(hf://[^/\s]+/[^\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?|file:///[^\s]*)$"
@@ -77,26 +82,78 @@ class Algorithm(StrEnum):
     EAGLE = "EAGLE"
 
 
+Fraction = Annotated[str, StringConstraints(pattern=r"^(0(\.[0-9]+)?|1(\.0+)?)$", max_length=16)]
+"""0 to 1, in a string."""
+
+
+class Probe(Node):
+    """How strategy Measured tries step counts that it knows too little of."""
+
+    max_duty: Fraction = Field(
+        "0.01",
+        description='Most of the decode time that probes may take, as a fraction in a string. "0" turns them off. Default: 0.01.',
+    )
+    rounds: int = Field(
+        8, ge=1, le=1000,
+        description="Decode rounds of one probe; one that looks well goes on up to four times as long. Default: 8.",
+    )  # fmt: skip
+    min_interval: Duration = Field(
+        "2s",
+        description="Wait after a probe that failed, as a duration; doubles with each further one at this load. Default: 2s.",
+    )
+    max_interval: Duration = Field("20s", description="Longest such wait, as a duration. Default: 20s.")
+
+
+class TableRow(Node):
+    """One row of strategy Table."""
+
+    running: int = Field(ge=0, le=100_000, description="Running requests per replica from which this row holds.")
+    steps: int = Field(ge=0, le=10, description="Step count, one of the ladder.")
+
+
 class Policy(Node):
     """When to speculate. A change reaches running engines within seconds and restarts none."""
 
-    strategy: Literal["Threshold"] = Field(
-        "Threshold",
-        description="Rule that the engine follows. `Threshold`: plain decode above `disableAbove` running requests,"
-        " speculation again below `enableBelow`.",
+    strategy: Literal["Measured", "Threshold", "Table"] = Field(
+        "Measured",
+        description="Rule that the engine follows. `Measured`: the step count with the highest predicted tokens a second, from"
+        " the cost of rounds and the acceptance of drafts that the engine measures itself; 0 where no speculation pays."
+        " `Threshold`: plain decode above `disableAbove` running requests, `maxSteps` below `enableBelow`. `Table`: as"
+        " `table` says. Default: Measured.",
     )
-    disable_above: int = Field(
-        64, ge=1, le=100_000,
-        description="Running requests per replica above which an engine stops speculating. Default: 64.",
+    disable_above: int | None = Field(
+        None, ge=1, le=100_000,
+        description="Running requests per replica above which an engine stops speculating, whatever the strategy. Default:"
+        " 64 with strategy Threshold, no such bound otherwise.",
     )  # fmt: skip
-    enable_below: int = Field(
-        48, ge=0, le=100_000,
-        description="Running requests per replica below which an engine speculates again. Less than `disableAbove`."
-        " Default: 48.",
+    enable_below: int | None = Field(
+        None, ge=0, le=100_000,
+        description="Running requests per replica below which an engine that went over `disableAbove` speculates again. Less"
+        " than `disableAbove`, and only beside it. Default: three quarters of it.",
     )  # fmt: skip
     min_dwell: Duration = Field(
-        "250ms", description="Least time between two switches of one engine, as a duration. Default: 250ms."
+        "250ms",
+        description="Least time between two switches of one engine, as a duration. Probes, and going down after a rise of the"
+        " load, don't wait for it. Default: 250ms.",
     )
+    min_accept_length: str = Field(
+        "1.1", max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$",
+        description="Tokens that a request must gain per round for a step count to be used at all, as a number in a string, 1"
+        " or more. Strategy Measured. Default: 1.1.",
+    )  # fmt: skip
+    margin_up: Fraction = Field(
+        "0.05",
+        description="Predicted gain that is left alone before more steps are chosen, as a fraction in a string; shrinks to a"
+        " fifth within ten quiet seconds. Strategy Measured. Default: 0.05.",
+    )
+    margin_down: Fraction = Field(
+        "0.02", description="The same before fewer steps are chosen, as a fraction in a string. Default: 0.02."
+    )
+    probe: Probe = Field(default_factory=Probe, description="How strategy Measured tries what it does not know.")
+    table: tuple[TableRow, ...] | None = Field(
+        None, min_length=1, max_length=32,
+        description="Rows of strategy Table, `running` rising: the last row at or below the running requests gives the steps.",
+    )  # fmt: skip
 
 
 class Speculation(Node):

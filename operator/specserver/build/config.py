@@ -14,12 +14,15 @@ from typing import Any
 from specserver.api import labels, quantities
 from specserver.api.v1alpha1 import SpeculativeServer
 from specserver.build.metadata import KubernetesObject, build_metadata
-from specserver.policy.document import Policy
+from specserver.policy.document import Policy, Probe
 
 Ladder = tuple[int, ...]
 
 MIN_ADAPTIVE_RUNGS = 2
 """Of step counts above 0. A single one is SGLang's static step count, and adapting between it and 0 is the plugin's alone."""
+
+DEFAULT_THRESHOLD = 64
+"""disableAbove of strategy Threshold where the resource gives none."""
 
 _LADDER_FILE = re.compile(r"^ladder-([0-9]{1,2}(?:-[0-9]{1,2})*)\.json$")
 
@@ -27,15 +30,35 @@ _LADDER_FILE = re.compile(r"^ladder-([0-9]{1,2}(?:-[0-9]{1,2})*)\.json$")
 def build_policy(server: SpeculativeServer) -> Policy:
     """The policy as the resource states it. Its revision is the resource's generation: higher is newer."""
     speculation = server.spec.speculation
+    wish = speculation.policy
+    disable_above, enable_below = _bounds(server)
     return Policy(
         revision=server.generation,
         mode=speculation.mode.value,
-        strategy=speculation.policy.strategy,
+        strategy=wish.strategy,
         steps=speculation.ladder,
-        disable_above=speculation.policy.disable_above,
-        enable_below=speculation.policy.enable_below,
-        min_dwell_seconds=quantities.seconds(speculation.policy.min_dwell),
+        disable_above=disable_above,
+        enable_below=enable_below,
+        min_dwell_seconds=quantities.seconds(wish.min_dwell),
+        margin_up=float(wish.margin_up),
+        margin_down=float(wish.margin_down),
+        min_accept_length=float(wish.min_accept_length),
+        probe=Probe(
+            max_duty=float(wish.probe.max_duty),
+            rounds=wish.probe.rounds,
+            min_interval_seconds=quantities.seconds(wish.probe.min_interval),
+            max_interval_seconds=quantities.seconds(wish.probe.max_interval),
+        ),
+        table=tuple((row.running, row.steps) for row in wish.table or ()),
     )
+
+
+def _bounds(server: SpeculativeServer) -> tuple[int, int]:
+    """disableAbove and enableBelow. Where there is no bound, one that an engine can't exceed: all it can run at once."""
+    wish = server.spec.speculation.policy
+    unset = DEFAULT_THRESHOLD if wish.strategy == "Threshold" else server.spec.engine.max_running_requests
+    above = wish.disable_above if wish.disable_above is not None else unset
+    return above, wish.enable_below if wish.enable_below is not None else 3 * above // 4
 
 
 def build_policy_config(server: SpeculativeServer, earlier_ladders: Iterable[Ladder] = ()) -> KubernetesObject:

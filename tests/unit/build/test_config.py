@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specserver.build.config import build_policy, build_policy_config, ladders_in
-from specserver.policy.document import Policy, parse_policy
+from specserver.policy.document import Policy, Probe, parse_policy
 from tests.unit.build.support import make_server
 
 
@@ -16,17 +16,51 @@ def test_policy_is_what_the_resource_says() -> None:
         "speculation.mode": "Observe",
         "speculation.maxSteps": 4,
         "speculation.steps": [0, 2, 4],
-        "speculation.policy": {"disableAbove": 20, "enableBelow": 10, "minDwell": "1m500ms"},
-    }
+        "speculation.policy": {
+            "strategy": "Table", "disableAbove": 20, "enableBelow": 10, "minDwell": "1m500ms", "minAcceptLength": "1.25",
+            "marginUp": "0.1", "marginDown": "0", "table": [{"running": 1, "steps": 4}, {"running": 9, "steps": 0}],
+            "probe": {"maxDuty": "0.02", "rounds": 12, "minInterval": "1s", "maxInterval": "1m"},
+        },
+    }  # fmt: skip
     assert build_policy(make_server(changes, generation=12)) == Policy(
         revision=12,
         mode="Observe",
-        strategy="Threshold",
+        strategy="Table",
         steps=(0, 2, 4),
         disable_above=20,
         enable_below=10,
         min_dwell_seconds=60.5,
+        margin_up=0.1,
+        margin_down=0.0,
+        min_accept_length=1.25,
+        probe=Probe(max_duty=0.02, rounds=12, min_interval_seconds=1.0, max_interval_seconds=60.0),
+        table=((1, 4), (9, 0)),
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "bounds"),
+    [
+        ({}, (200, 150)),
+        ({"strategy": "Table", "table": [{"running": 0, "steps": 1}]}, (200, 150)),
+        ({"strategy": "Threshold"}, (64, 48)),
+        ({"strategy": "Threshold", "disableAbove": 10}, (10, 7)),
+        ({"disableAbove": 1}, (1, 0)),
+        ({"disableAbove": 30, "enableBelow": 2}, (30, 2)),
+    ],
+    ids=["none but what an engine can run", "none with a table", "threshold", "one given", "the least", "both given"],
+)
+def test_bounds(policy: dict[str, object], bounds: tuple[int, int]) -> None:
+    built = build_policy(make_server({"speculation.policy": policy, "engine.maxRunningRequests": 200}))
+    assert (built.disable_above, built.enable_below) == bounds
+
+
+def test_the_defaults_of_the_resource_are_those_of_the_document() -> None:
+    """So a policy of defaults stays a document that an older engine takes."""
+    built = build_policy(make_server({"speculation.policy": {}}))
+    assert set(built.to_document()) == {
+        "revision", "mode", "strategy", "steps", "disableAbove", "enableBelow", "minDwellSeconds",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Always", "Never", "Observe"])
