@@ -90,12 +90,9 @@ def build_graphs(worker: Any, dialect: Dialect, *, draft_kv: bool) -> Graphs:
 
 
 def _build_attention(target: Any) -> Any:
-    """A backend of its own, with a workspace of its own where backends have one."""
-    earlier = target.init_new_workspace
-    try:
-        backend = target._get_attention_backend(init_new_workspace=True)
-    finally:
-        target.init_new_workspace = earlier
+    """A backend of its own. Its scratch memory (FlashInfer: a gigabyte) is the one that the target's and the draft's share: a
+    zero round and a verify round never run at the same time."""
+    backend = target._get_attention_backend()
     for part in (backend, getattr(backend, "decode_backend", None), getattr(backend, "prefill_backend", None)):
         for name in _DRAFT_TOKEN_SIZES:
             if hasattr(part, name):
