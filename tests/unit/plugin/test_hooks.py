@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,18 @@ def test_before_arming_nothing_is_touched() -> None:
     assert requests == []
     assert not scheduler_hooks.keep_still()
     assert not scheduler_hooks.message(None, SimpleNamespace(method="specserver.state", body={}))
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("", "armed on rank tp0: ladder (0, 1, 2, 3)"), ("no draft", "not armed on rank tp0: no draft")]
+)
+def test_arming_or_not_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str, said: str
+) -> None:
+    monkeypatch.setattr(hooks.arming, "arm", lambda scheduler, problems: make_rank(unarmed_reason=reason))
+    with caplog.at_level(logging.INFO):
+        SchedulerHooks([]).arm(None)
+    assert said in caplog.text
 
 
 def test_sglang_s_own_choice_is_kept_away_only_while_in_control() -> None:

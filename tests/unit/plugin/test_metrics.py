@@ -106,6 +106,13 @@ def test_files_have_their_blocks_before_values_come(tmp_path: Path) -> None:
     assert (tmp_path / "counter_7.db").read_bytes().startswith(b"values\0")
 
 
+def test_nothing_is_written_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By an engine that was started without --enable-metrics, and by all ranks but the first."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    assert isinstance(make_metrics(write=False), NoMetrics)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_where_there_is_no_place_there_are_no_metrics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
