@@ -5,7 +5,8 @@ object, the hash of what we applied and the set of fields that the API server th
 changes one of those fields takes it from us, so an equal set means no drift. Rejected: comparing the desired object with the
 live one, which trips over defaults and over quantities that the API server spells otherwise (`1000m`, `1`).
 
-After a restart nothing is remembered and each object is applied once: that changes nothing in it.
+After a restart nothing is remembered. Then the live object tells whether it is as an apply would make it
+(`managed_fields.py`): five applies for each of a thousand servers are half a minute of an API server's time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 from typing import Any
 
 from specserver.cluster.client import Body, Cluster
+from specserver.cluster.managed_fields import is_in_place
 
 _Key = tuple[str, str, str, str]
 
@@ -34,8 +36,12 @@ class Applier:
         metadata = desired["metadata"]
         key = (desired["kind"], metadata["namespace"], metadata["name"], field_manager)
         wanted = _digest(desired)
-        if live is not None and self._applied.get(key) == (live["metadata"]["uid"], wanted, _owned_fields(live, field_manager)):
-            return None
+        if live is not None:
+            present = (live["metadata"]["uid"], wanted, _owned_fields(live, field_manager))
+            if key not in self._applied and is_in_place(desired, live, field_manager):
+                self._applied[key] = present
+            if self._applied.get(key) == present:
+                return None
         answer = await self._cluster.apply(desired, field_manager=field_manager)
         self._applied[key] = (answer["metadata"]["uid"], wanted, _owned_fields(answer, field_manager))
         return answer
