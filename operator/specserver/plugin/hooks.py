@@ -167,8 +167,7 @@ class SchedulerHooks:
         rank = self.rank
         if rank is None:
             return
-        rank.observe()
-        order = rank.next_order()
+        order = rank.take_turn()
         if order is not None and requests is not None:
             # In front, so that whoever asks for the state in this turn sees the order followed.
             requests.insert(0, channel.make_order_request(order))

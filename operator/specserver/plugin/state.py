@@ -129,6 +129,13 @@ class Rank:
 
     # ---- each scheduler turn ----------------------------------------------------------------------------------------
 
+    def take_turn(self) -> Order | None:
+        """The order of this turn, if there is one. To let go comes before all that may be the reason for it."""
+        if self._disarm_order is not None and self.armed:
+            return self._disarm_order
+        self.observe()
+        return self.next_order()
+
     def observe(self) -> None:
         """Takes load and steps of this turn. Metrics are written only where they changed: an idle scheduler never pauses."""
         self._timer.turn()
@@ -144,16 +151,12 @@ class Rank:
         if self._decider is not None and not 0 <= (now := self._monotonic()) - self._goodput_shown_at < GOODPUT_SECONDS:
             self._goodput_shown_at = now
             why = self._decider.explain()
-            predicted = next((rung["goodput"] for rung in why["rungs"] if rung["steps"] == steps), None)
-            self._metrics.set_goodput(predicted, why["realisedGoodput"])
+            predicted = next((rung["goodput"] for rung in why.get("rungs", ()) if rung["steps"] == steps), None)
+            self._metrics.set_goodput(predicted, why.get("realisedGoodput"))
 
     def next_order(self) -> Order | None:
         """What all ranks shall do from this turn on, where it differs from what they do. None on ranks that do not decide."""
-        if not self._deciding or not self.armed:
-            return None
-        if self._disarm_order is not None:
-            return self._disarm_order
-        if self._decider is None or self.load is None:
+        if not self._deciding or not self.armed or self._decider is None or self.load is None:
             return None
         decision = self._decider.decide(self.load, self._monotonic())
         if decision.steps not in self.ladder:
@@ -179,7 +182,7 @@ class Rank:
                 "from": self._engine.steps(),
                 **order,
                 "inputs": asdict(load),
-                "estimates": {key: why[key] for key in JOURNAL_KEYS},
+                "estimates": {key: why.get(key) for key in JOURNAL_KEYS},
             }
         )
 

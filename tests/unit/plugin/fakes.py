@@ -22,6 +22,8 @@ class FakeEngine:
     current: int = 3
     activations: list[int] = field(default_factory=list)
     error: Exception | None = None
+    broken: bool = False
+    """The load can't be read."""
 
     def steps(self) -> int:
         return self.current
@@ -36,6 +38,8 @@ class FakeEngine:
         return verified_tokens - 1
 
     def load(self) -> Observation:
+        if self.broken:
+            raise AttributeError("no running batch")
         return Observation(running=self.running, queued=self.queued, kv_tokens=self.kv_tokens)
 
     def report(self) -> dict[str, Any]:
@@ -124,7 +128,6 @@ def record(
 
 def turn(rank: Rank) -> None:
     """One scheduler turn of a rank that is alone: what it orders, it follows."""
-    rank.observe()
-    order = rank.next_order()
+    order = rank.take_turn()
     if order is not None:
         rank.follow(order)

@@ -350,10 +350,12 @@ def test_only_one_rank_decides_and_all_follow() -> None:
 
 
 def test_a_group_lets_go_together() -> None:
-    deciding, other, *_ = make_group()
+    """Also where the load can't be read any more, which comes before every other order."""
+    deciding, other, first, _ = make_group()
     fail(deciding, MAX_ERRORS_A_HOOK)
     assert deciding.in_control, "alone it would run other steps than the rest"
-    order = deciding.next_order()
+    first.broken = True
+    order = deciding.take_turn()
     assert order is not None
     assert set(order) == {"disarm"}
     for rank in (deciding, other):
