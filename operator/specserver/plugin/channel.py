@@ -83,7 +83,7 @@ def take_force(rank: Rank, document: Mapping[str, Any]) -> Answer:
         return _refusal(rank, HTTPStatus.UNPROCESSABLE_ENTITY, problem[1], problem[0])
     if rank.policy is None:
         return _refusal(rank, HTTPStatus.CONFLICT, "no policy is in force to return to: put one first", "policy")
-    rank.force(force.steps, force.ttl_seconds)
+    rank.force(force.steps, force.ttl_seconds, cost_only=force.cost_only)
     return {"rank": rank.name, **force.to_document()}
 
 

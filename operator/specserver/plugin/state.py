@@ -101,7 +101,7 @@ class Rank:
         self._journal: deque[dict[str, Any]] = deque(maxlen=MAX_REMEMBERED_DECISIONS)
         self._timer = RoundTimer()
         self._new_retractions = 0
-        self._forced: tuple[int, float] | None = None
+        self._forced: tuple[int, float, bool] | None = None
         self._goodput_shown_at = -math.inf
         self._shown_load: tuple[int, int] | None = None
         self._shown_steps: int | None = None
@@ -222,7 +222,9 @@ class Rank:
         self._metrics.set_accept_length(self.tally.accept_length)
         if self._decider is not None:
             kv_tokens = 0 if self.load is None else self.load.kv_tokens
-            self._decider.record(Round(steps, running, kv_tokens, seconds, correct_drafts), now)
+            cost_only = self._forced is not None and self._forced[2] and now < self._forced[1]
+            evidence = () if cost_only else correct_drafts
+            self._decider.record(Round(steps, running, kv_tokens, seconds, evidence), now)
 
     def note_retractions(self, requests: int) -> None:
         """Requests put back into the queue for want of KV."""
@@ -254,10 +256,10 @@ class Rank:
 
     # ---- force ----------------------------------------------------------------------------------------------------------
 
-    def force(self, steps: int, seconds: float) -> None:
+    def force(self, steps: int, seconds: float, *, cost_only: bool = False) -> None:
         """Runs checked `steps` whatever the rule says, for so long. The clock is the deciding rank's."""
         until = self._monotonic() + seconds
-        self._forced = steps, until
+        self._forced = steps, until, cost_only
         if self._decider is not None:
             self._decider.force(steps, until)
 
@@ -269,7 +271,7 @@ class Rank:
     def _report_force(self) -> dict[str, Any] | None:
         if self._forced is None:
             return None
-        steps, until = self._forced
+        steps, until, _ = self._forced
         left = until - self._monotonic()
         return {"steps": steps, "secondsLeft": left} if left > 0 else None
 
@@ -321,10 +323,12 @@ class Rank:
             "cause": self.obstacle.cause.value if self.obstacle else "",
             "revision": self.policy.revision if self.policy else None,
             "policy": self.policy.to_document() if self.policy else None,
+            "ladder": list(self.ladder),
             "steps": steps,
             "decidedSteps": order.get("decidedSteps", steps) if self.in_control else steps,
             "running": load.running,
             "queued": load.queued,
+            "maxRunning": load.max_running,
             "kvTokens": load.kv_tokens,
             "kvUsage": load.kv_usage,
             "acceptLength": tally.accept_length,

@@ -1,188 +1,176 @@
-"""Measures an engine's step costs at its start and keeps them as a profile file:  python -m specserver.plugin.sweep URL FILE
+"""Measures what decode rounds of this engine cost, in seconds, and keeps that as a profile:
 
-The rule learns step costs from traffic within a minute, one rung and one load at a time. The sweep gives it the whole table
-before the first user comes: for each of some batch sizes, and for each step count of the ladder, so many requests of
-nonsense run together under a forced step count, and the engine measures its rounds as it always does. What is measured is
-then what will be served: the engine's own graphs, sampler and scheduler, host time included. Rejected: replaying the captured
-graphs alone, which is faster, but leaves the host out, and on backends that plan per batch reads plans of other batches.
+    python -m specserver.plugin.sweep --url http://127.0.0.1:30000 --out profile.json
 
-    SPECSERVER_ADMIN_KEY  key of the control routes
-    SPECSERVER_API_KEY    SGLang's ordinary key, where it has one
+Run beside an engine before users come to it. It keeps a number of requests decoding, forces each step count of the ladder
+for a few rounds, and goes on to the next number; the rounds are the engine's own, with its own graphs, and measured where all
+others are. An engine that starts with the file (SPECSERVER_PROFILE_FILE) knows its costs from the first round on; without,
+the rule learns the same from its users within a minute.
 
-The launcher runs this by itself where SPECSERVER_SWEEP_FILE names a file that is not there yet; as SPECSERVER_PROFILE_FILE
-the next start reads it. An engine that is serving already is only slowed for those seconds, but its users' step counts are
-forced too: sweep before it gets traffic.
+What the drafts of such made-up requests are worth says nothing of users' text, so it is kept out of the estimates
+(`costOnly`). Rejected: timing forward passes inside the scheduler process. It would need batches made by hand for each
+attention backend, and miss what preparation and sampling add.
+
+The keys come from SPECSERVER_ADMIN_KEY and SPECSERVER_API_KEY, as the engine's.
 """
 
 from __future__ import annotations
 
-import http.client
+import argparse
+import contextlib
 import json
-import logging
 import os
-import random
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-logger = logging.getLogger(__name__)
-
-RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-PROMPT_TOKENS = 32
-ROUNDS = 16
-"""Rounds of a cell if no draft is right. Each right one makes a request end earlier, so those with drafts are given more."""
+ROUNDS = 12
+"""Rounds with a known cost that make a cell."""
 SECONDS = 20.0
-"""After which no further cell is begun."""
-START_SECONDS = 1800.0
-TOKENS = range(10, 250)
-"""Token numbers that every vocabulary has."""
+FIRST_TOKEN, PROMPT_TOKENS, MOST_TOKENS, CONTEXT_RESERVE = 10, 128, 2048, 64
+ANSWER_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class Cell:
-    """So many requests at once under a step count."""
-
-    running: int
-    steps: int
-
-    @property
-    def tokens(self) -> int:
-        """New tokens of each request: half of the drafts right, at most."""
-        return ROUNDS + ROUNDS * self.steps // 2
+class SweepFailed(Exception):
+    """The engine can't be measured; the message says why and what to do."""
 
 
 class Engine(Protocol):
-    def read_ladder(self) -> tuple[int, ...]:
-        """Step counts that can be forced. Raises SweepImpossible."""
-
-    def read_max_running(self) -> int: ...
-
-    def force(self, steps: int, seconds: float) -> None: ...
-
+    def state(self) -> dict[str, Any]: ...
+    def force(self, steps: int) -> None: ...
     def unforce(self) -> None: ...
-
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
-        """Until all are done."""
-
-    def read_profile(self) -> dict[str, Any]: ...
+    def profile(self) -> dict[str, Any]: ...
+    def decoding(self, requests: int) -> contextlib.AbstractContextManager[None]:
+        """So many requests are being decoded while the block runs."""
 
 
-class SweepImpossible(Exception):
-    """The engine can't be swept; the message says why."""
+def plan_levels(max_running: int) -> list[int]:
+    """Batch sizes to measure: costs bend slowly, so each is four times the one before."""
+    levels = [1]
+    while 4 * levels[-1] < max_running:
+        levels.append(4 * levels[-1])
+    return levels if levels[-1] == max_running else [*levels, max_running]
 
 
-def plan_cells(ladder: Sequence[int], max_running: int) -> list[Cell]:
-    """Small batches first: they are quick, and where the time is up, what is left out is the far end of the table."""
-    sizes = sorted({min(running, max_running) for running in RUNNING})
-    return [Cell(running, steps) for running in sizes for steps in sorted(ladder)]
-
-
-def sweep(engine: Engine, *, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
-    """The profile document."""
-    rng, until = random.Random(0), clock() + seconds
-    cells = plan_cells(engine.read_ladder(), engine.read_max_running())
-    done = 0
+def sweep(engine: Engine, seconds: float = SECONDS) -> dict[str, Any]:
+    """The profile. Cells that there is no time for are left to the rule's interpolation; the largest batches come first, since
+    costs differ most there."""
+    state = engine.state()
+    if not state["armed"] or state["revision"] is None:
+        raise SweepFailed(f"the plugin is not in control: {state['reason']}")
+    levels, ladder = plan_levels(state["maxRunning"]), state["ladder"]
+    until, cells = time.monotonic() + seconds, len(levels) * len(ladder)
     try:
-        for cell in cells:
-            if clock() >= until:
-                break
-            engine.force(cell.steps, seconds)
-            engine.generate([_prompt(rng) for _ in range(cell.running)], cell.tokens)
-            done += 1
+        for level in reversed(levels):
+            with engine.decoding(level):
+                for steps in ladder:
+                    _measure(engine, level, steps, time.monotonic() + (until - time.monotonic()) / max(1, cells))
+                    cells -= 1
     finally:
         engine.unforce()
-    if done < len(cells):
-        logger.warning("%d of %d cells measured in %.0f s; the rest is left to the traffic", done, len(cells), seconds)
-    return engine.read_profile()
+    return engine.profile()
 
 
-def _prompt(rng: random.Random) -> list[int]:
-    """No two alike, so that the prefix cache has no part in it."""
-    return [rng.choice(TOKENS) for _ in range(PROMPT_TOKENS)]
-
-
-# ---- a running engine -------------------------------------------------------------------------------------------------------
+def _measure(engine: Engine, running: int, steps: int, until: float) -> None:
+    engine.force(steps)
+    before: int | None = None
+    while time.monotonic() < until:
+        state = engine.state()
+        if state["running"] == running and state["steps"] == steps:
+            rounds = state["stepTime"].get(str(steps), {"rounds": 0})["rounds"]
+            if before is None:
+                before = rounds
+            elif rounds - before >= ROUNDS:
+                return
+        time.sleep(0.02)
 
 
 class HttpEngine:
     def __init__(self, url: str, admin_key: str, api_key: str) -> None:
         self._url, self._admin_key, self._api_key = url.rstrip("/"), admin_key, api_key
 
-    def wait_until_up(self, seconds: float = START_SECONDS) -> None:
-        until = time.monotonic() + seconds
-        while True:
-            try:
-                self._call("GET", "/health", key=self._api_key)
-            except (OSError, http.client.HTTPException):  # not there yet, or starting
-                if time.monotonic() > until:
-                    raise
-                time.sleep(1)
-            else:
-                return
+    def state(self) -> dict[str, Any]:
+        """Of the first rank: costs are the deciding rank's."""
+        ranks: list[dict[str, Any]] = self._control("GET", "state")["ranks"]
+        return ranks[0]
 
-    def read_ladder(self) -> tuple[int, ...]:
-        rank = self._call("GET", "/specserver/v1/state", key=self._admin_key)["ranks"][0]
-        if not rank["armed"] or rank["policy"] is None:
-            raise SweepImpossible(rank["reason"])
-        return tuple(rank["policy"]["steps"])
-
-    def read_max_running(self) -> int:
-        return int(self._call("GET", "/server_info", key=self._api_key)["max_running_requests"] or RUNNING[-1])
-
-    def force(self, steps: int, seconds: float) -> None:
-        body = {"steps": steps, "ttlSeconds": seconds}
-        self._call("POST", "/specserver/v1/force", body, key=self._admin_key)
+    def force(self, steps: int) -> None:
+        self._control("POST", "force", {"steps": steps, "ttlSeconds": 60, "costOnly": True})
 
     def unforce(self) -> None:
-        self._call("DELETE", "/specserver/v1/force", key=self._admin_key)
+        self._control("DELETE", "force")
 
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
-        parameters = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        self._call("POST", "/generate", {"input_ids": prompts, "sampling_params": parameters}, key=self._api_key)
+    def profile(self) -> dict[str, Any]:
+        return self._control("GET", "profile")
 
-    def read_profile(self) -> dict[str, Any]:
-        profile: dict[str, Any] = self._call("GET", "/specserver/v1/profile", key=self._admin_key)
-        return profile
+    @contextlib.contextmanager
+    def decoding(self, requests: int) -> Iterator[None]:
+        open_responses: list[Any] = []
+        try:
+            with ThreadPoolExecutor(min(requests, 64)) as pool:
+                open_responses += pool.map(self._begin, range(requests))
+            yield
+        finally:
+            for response in open_responses:
+                response.close()  # the engine gives a request up whose reader has gone
 
-    def _call(self, method: str, path: str, body: object = None, *, key: str) -> Any:
+    def _begin(self, number: int) -> Any:
+        """A streaming answer, with its first tokens read."""
+        prompt = [FIRST_TOKEN + (7 * number + i) % 97 for i in range(PROMPT_TOKENS)]
+        parameters = {"temperature": 0, "ignore_eos": True, "max_new_tokens": self._most_tokens()}
+        body = {"input_ids": prompt, "sampling_params": parameters, "stream": True}
+        response = self._open("POST", "/generate", body, self._api_key)
+        response.readline()
+        return response
+
+    @cache  # noqa: B019 — one engine a process
+    def _most_tokens(self) -> int:
+        """More would be refused where the context is short; nobody waits for all of them."""
+        with self._open("GET", "/v1/models", None, self._api_key) as response:
+            context = int(json.load(response)["data"][0]["max_model_len"])
+        return max(1, min(MOST_TOKENS, context - PROMPT_TOKENS - CONTEXT_RESERVE))
+
+    def _control(self, method: str, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        with self._open(method, f"/specserver/v1/{name}", body, self._admin_key) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+
+    def _open(self, method: str, path: str, body: dict[str, Any] | None, key: str) -> Any:
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=120) as response:
-            text = response.read()
-        return json.loads(text) if text else None
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, content, headers, method=method)
+        try:
+            return urllib.request.urlopen(request, timeout=ANSWER_SECONDS)
+        except urllib.error.HTTPError as error:
+            raise SweepFailed(f"{method} {path}: {error.code}: {error.read(500).decode(errors='replace')}") from error
+        except OSError as error:
+            raise SweepFailed(f"{method} {self._url}{path}: {error}: is the engine up?") from error
 
 
-def main(arguments: list[str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s sweep: %(message)s")
-    url, file = arguments[0], Path(arguments[1])
-    engine = HttpEngine(url, os.environ.get("SPECSERVER_ADMIN_KEY", ""), os.environ.get("SPECSERVER_API_KEY", ""))
-    started = time.monotonic()
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="specserver.plugin.sweep", description="Measures an engine's step costs.")
+    parser.add_argument("--url", required=True, help="the engine's, such as http://127.0.0.1:30000")
+    parser.add_argument("--out", required=True, type=Path, help="the file for the profile")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all of it (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    engine = HttpEngine(options.url, os.environ.get("SPECSERVER_ADMIN_KEY", ""), os.environ.get("SPECSERVER_API_KEY", ""))
     try:
-        engine.wait_until_up()
-        up = time.monotonic()
-        profile = sweep(engine)
-        write_profile(file, profile)
-    except (SweepImpossible, OSError, ValueError, http.client.HTTPException) as error:
-        detail = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
-        logger.error("no profile: %s %s", error, detail)
+        profile = sweep(engine, options.seconds)
+    except SweepFailed as error:
+        print(f"sweep: {error}", file=sys.stderr)
         return 1
+    temporary = options.out.with_suffix(".new")
+    temporary.write_text(json.dumps(profile))
+    temporary.replace(options.out)
     cells = sum(len(points) for points in profile["stepSeconds"].values())
-    logger.info("%d cells in %.1f s, %.0f s after the launch: %s", cells, time.monotonic() - up, up - started, file)
+    print(f"sweep: {options.out}: {cells} step costs for steps {', '.join(profile['stepSeconds'])}")
     return 0
-
-
-def write_profile(file: Path, profile: dict[str, Any]) -> None:
-    """All or nothing: an engine that starts meanwhile reads no half of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(profile, indent=1))
-    temporary.replace(file)
 
 
 if __name__ == "__main__":

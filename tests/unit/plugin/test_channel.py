@@ -80,6 +80,7 @@ def test_forces_and_takes_it_back(rank: Rank) -> None:
         (forced(ttlSeconds=90_000), "ttlSeconds"),
         (forced(ttlSeconds="60"), "ttlSeconds"),
         (forced(reason="why not"), "reason"),
+        (forced(costOnly=1), "costOnly"),
     ],
     ids=str,
 )

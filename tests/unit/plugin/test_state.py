@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -237,6 +238,20 @@ def test_forced_steps_hold_until_their_time_is_over() -> None:
     clock.now += 10.5
     turn(rank)
     assert (engine.current, rank.report()["forced"]) == (0, None)
+
+
+def test_drafts_of_made_up_requests_are_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Sequence[int]] = []
+    monkeypatch.setattr(Decider, "record", lambda self, result, now: told.append(result.correct_drafts))
+    clock = Clock()
+    rank = make_rank(monotonic=clock)
+    rank.set_policy(policy())
+    rank.force(3, 10.0, cost_only=True)
+    record(rank, 4, [1, 2])
+    clock.now += 11
+    record(rank, 4, [1, 2])
+    assert told == [(), [1, 2]]
+    assert rank.tally.rounds == {3: 2}
 
 
 def test_force_can_be_taken_back() -> None:

@@ -1,82 +1,112 @@
-"""The sweep's order, its end, and what it leaves behind, on an engine that remembers."""
+"""The sweep: which batch sizes, in which order, and what ends it; on an engine that is made up."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specserver.plugin.sweep import ROUNDS, TOKENS, Cell, plan_cells, sweep, write_profile
-from tests.unit.plugin.fakes import Clock
-
-
-class FakeEngine:
-    """A second for each cell."""
-
-    def __init__(self, *, max_running: int = 8, fails_at: int | None = None) -> None:
-        self.clock = Clock()
-        self.calls: list[Any] = []
-        self._max_running, self._fails_at = max_running, fails_at
-
-    def read_ladder(self) -> tuple[int, ...]:
-        return (0, 3)
-
-    def read_max_running(self) -> int:
-        return self._max_running
-
-    def force(self, steps: int, seconds: float) -> None:
-        self.calls.append(("force", steps))
-
-    def unforce(self) -> None:
-        self.calls.append("unforce")
-
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
-        self.clock.now += 1
-        if self._fails_at == len(prompts):
-            raise OSError("connection lost")
-        assert len({tuple(prompt) for prompt in prompts}) == len(prompts), "the prefix cache would have a part in it"
-        assert all(token in TOKENS for prompt in prompts for token in prompt)
-        self.calls.append((len(prompts), tokens))
-
-    def read_profile(self) -> dict[str, Any]:
-        return {"stepSeconds": {}}
+from specserver.plugin import sweep
+from specserver.plugin.sweep import SweepFailed, plan_levels
 
 
 @pytest.mark.parametrize(
-    ("max_running", "sizes"),
-    [(1, [1]), (3, [1, 2, 3]), (48, [1, 2, 4, 8, 16, 32, 48]), (1000, [1, 2, 4, 8, 16, 32, 64, 128, 256])],
+    ("most", "levels"),
+    [(1, [1]), (4, [1, 4]), (16, [1, 4, 16]), (48, [1, 4, 16, 48]), (256, [1, 4, 16, 64, 256])],
+    ids=lambda value: str(value),
 )
-def test_cells_are_every_step_count_at_sizes_up_to_the_limit(max_running: int, sizes: list[int]) -> None:
-    assert plan_cells((3, 0), max_running) == [Cell(size, steps) for size in sizes for steps in (0, 3)]
+def test_levels(most: int, levels: list[int]) -> None:
+    assert plan_levels(most) == levels
 
 
-def test_each_cell_is_run_under_its_forced_steps() -> None:
-    engine = FakeEngine(max_running=2)
-    sweep(engine, clock=engine.clock)
-    plain, drafts = ROUNDS, ROUNDS + ROUNDS * 3 // 2
-    assert engine.calls == [
-        ("force", 0), (1, plain), ("force", 3), (1, drafts), ("force", 0), (2, plain), ("force", 3), (2, drafts), "unforce",
-    ]  # fmt: skip
+class FakeEngine:
+    """Runs ten rounds between two looks at it."""
+
+    def __init__(self, *, armed: bool = True, stuck_at: int | None = None) -> None:
+        self.armed, self.stuck_at = armed, stuck_at
+        self.running, self.steps = 0, 3
+        self.rounds: dict[int, int] = {}
+        self.measured: list[tuple[int, int]] = []
+        self.forced: list[int | None] = []
+
+    def state(self) -> dict[str, Any]:
+        if self.running and self.steps != self.stuck_at:
+            self.rounds[self.steps] = self.rounds.get(self.steps, 0) + 10
+            self.measured.append((self.running, self.steps))
+        return {
+            "armed": self.armed,
+            "reason": "" if self.armed else "speculation is off",
+            "revision": 1,
+            "maxRunning": 8,
+            "ladder": [0, 3],
+            "running": self.running,
+            "steps": self.steps,
+            "stepTime": {str(steps): {"rounds": rounds} for steps, rounds in self.rounds.items()},
+        }
+
+    def force(self, steps: int) -> None:
+        self.steps = steps
+        self.forced.append(steps)
+
+    def unforce(self) -> None:
+        self.forced.append(None)
+
+    def profile(self) -> dict[str, Any]:
+        return {"stepSeconds": {"0": [[1, 0.01]]}}
+
+    @contextlib.contextmanager
+    def decoding(self, requests: int) -> Iterator[None]:
+        self.running = requests
+        yield
+        self.running = 0
 
 
-def test_no_cell_is_begun_when_the_time_is_up() -> None:
+def test_every_step_count_at_every_level_and_the_engine_is_left_to_itself() -> None:
     engine = FakeEngine()
-    sweep(engine, seconds=2.5, clock=engine.clock)
-    assert [call[0] for call in engine.calls if call[0] != "force"] == [1, 1, 2, "u"]
+    assert sweep.sweep(engine) == {"stepSeconds": {"0": [[1, 0.01]]}}
+    assert list(dict.fromkeys(engine.measured)) == [(8, 0), (8, 3), (4, 0), (4, 3), (1, 0), (1, 3)]
+    assert engine.forced[-1] is None
 
 
-def test_a_failure_leaves_no_forced_steps_behind() -> None:
-    engine = FakeEngine(fails_at=2)
-    with pytest.raises(OSError, match="connection lost"):
-        sweep(engine, clock=engine.clock)
-    assert engine.calls[-1] == "unforce"
+def test_a_step_count_without_rounds_does_not_hold_it_up() -> None:
+    engine = FakeEngine(stuck_at=0)
+    sweep.sweep(engine, seconds=0.3)
+    assert list(dict.fromkeys(engine.measured)) == [(8, 3), (4, 3), (1, 3)]
 
 
-def test_the_file_appears_whole_in_a_directory_of_its_own(tmp_path: Path) -> None:
-    file = tmp_path / "profiles" / "engine.json"
-    write_profile(file, {"version": 1})
-    assert json.loads(file.read_text()) == {"version": 1}
-    assert [path.name for path in file.parent.iterdir()] == ["engine.json"]
+def test_the_engine_is_left_to_itself_whatever_happens() -> None:
+    class Broken(FakeEngine):
+        def force(self, steps: int) -> None:
+            raise SweepFailed("POST /specserver/v1/force: 401")
+
+    engine = Broken()
+    with pytest.raises(SweepFailed, match="401"):
+        sweep.sweep(engine)
+    assert engine.forced == [None]
+
+
+def test_an_engine_that_is_not_controlled_is_not_measured() -> None:
+    with pytest.raises(SweepFailed, match="not in control: speculation is off"):
+        sweep.sweep(FakeEngine(armed=False))
+
+
+def test_the_file_is_whole_or_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "HttpEngine", lambda url, admin_key, api_key: FakeEngine())
+    out = tmp_path / "profile.json"
+    assert sweep.main(["--url", "http://127.0.0.1:1", "--out", str(out)]) == 0
+    assert (json.loads(out.read_text()), list(tmp_path.iterdir())) == ({"stepSeconds": {"0": [[1, 0.01]]}}, [out])
+    monkeypatch.setattr(sweep, "HttpEngine", lambda url, admin_key, api_key: FakeEngine(armed=False))
+    out.unlink()
+    assert sweep.main(["--url", "http://127.0.0.1:1", "--out", str(out)]) == 1
+    assert (list(tmp_path.iterdir()), "not in control" in capsys.readouterr().err) == ([], True)
+
+
+def test_an_engine_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert sweep.main(["--url", "http://127.0.0.1:1", "--out", str(tmp_path / "profile.json")]) == 1
+    assert "is the engine up?" in capsys.readouterr().err
