@@ -35,6 +35,7 @@ from specserver.controller.sources import LoadSources
 from specserver.controller.workloads import Wanted, Workloads
 from specserver.core.drain import DrainPlan, ReleaseReplica, plan_drain
 from specserver.core.events import Event, plan_drain_events, plan_events, plan_rescale_events
+from specserver.core.failures import is_stuck
 from specserver.core.observed import EngineUnreachable, Load, LoadUnknown, Observed, Pod
 from specserver.core.readiness import Problem
 from specserver.core.rollout import RolloutPlan, Stand, Target, plan_rollout
@@ -49,6 +50,8 @@ _log = logging.getLogger(__name__)
 _LOAD_FRESH_SECONDS = 1.0
 """A burst of events reads the load once."""
 _CLOCK_JUMP_SECONDS = 5.0
+_PLACE_TAKEN_SECONDS = 15.0
+"""How long after a pod's end the scheduler may take to give its place to the next: its longest back-off, and some."""
 _PENDING_SECONDS = 2.0
 """How soon to look again while something is on its way that no watch will tell of."""
 
@@ -70,6 +73,8 @@ class _Memory:
     look: _LoadLook | None = None
     looking: asyncio.Task[_LoadLook] | None = None
     uids: frozenset[str] = frozenset()
+    ending_at: float | None = None
+    """When a pod was last seen that is ending and will be gone."""
     ahead: float | None = None
     """How far the clock was ahead of the steady one."""
 
@@ -162,7 +167,10 @@ class Reconciler:
         )
 
         # 5. Replicas, then their revision.
-        observed = Observed(seen.workload, seen.pods, load, applied.engines)
+        if any(pod.terminating and not is_stuck(pod, now) for pod in seen.pods):
+            memory.ending_at = now
+        expected = memory.ending_at is not None and 0 <= now - memory.ending_at < _PLACE_TAKEN_SECONDS
+        observed = Observed(seen.workload, seen.pods, load, applied.engines, expected)
         tell = self._teller(server, body, now)
         scaling, drain = await self._scale(server, observed, seen, memory, tell, now)
         rollout = RolloutPlan(known=False)
@@ -173,11 +181,10 @@ class Reconciler:
             rollout = await self._roll(server, observed, seen, wanted, tell, moving=why, blocked=blocked, now=now)
         if scaling.changed or rollout.new_template:
             seen = await self._observe_objects(server)
-        if seen.workload is not None and rollout.known:
-            workload = replace(seen.workload, current_template_hash=rollout.newest)
-            observed = Observed(workload, seen.pods, load, applied.engines)
-        else:
-            observed = Observed(seen.workload, seen.pods, load, applied.engines)
+        workload = seen.workload
+        if workload is not None and rollout.known:
+            workload = replace(workload, current_template_hash=rollout.newest)
+        observed = replace(observed, workload=workload, pods=seen.pods)
 
         # 6. What is told.
         status = build_status(
@@ -444,6 +451,7 @@ class Reconciler:
             rollout=server.spec.rollout,
             mode=server.spec.speculation.mode,
             blocked=blocked,
+            place_expected=observed.place_expected,
             load_deadline_seconds=quantities.seconds(server.spec.engine.load_deadline),
             now=now,
         )

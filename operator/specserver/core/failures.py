@@ -44,12 +44,23 @@ class Trouble:
 
 
 def find_trouble(
-    pods: Sequence[Pod], workload: Workload, *, missing: int, unready: int, load_deadline_seconds: float, now: float
+    pods: Sequence[Pod],
+    workload: Workload,
+    *,
+    missing: int,
+    unready: int,
+    place_expected: bool,
+    load_deadline_seconds: float,
+    now: float,
 ) -> Trouble | None:
-    """The first trouble there is. `missing`: wanted replicas without a pod; `unready`: wanted ones that don't serve."""
+    """The first trouble there is.
+
+    missing          wanted replicas without a pod
+    unready          wanted replicas that don't serve
+    place_expected   an ending pod gives its place to one that waits for it
+    """
     live = [pod for pod in pods if pod.lives]
-    going = [pod for pod in pods if pod.terminating]
-    stuck = [pod for pod in going if is_stuck(pod, now)]
+    stuck = [pod for pod in pods if is_stuck(pod, now)]
     # 1. A pod that fails. It is news even while enough others are ready; one that recovered is not.
     for pod in live:
         trouble = None if pod.ready else classify_pod(pod, load_deadline_seconds=load_deadline_seconds, now=now)
@@ -62,7 +73,7 @@ def find_trouble(
     if unready > 0 and stuck:
         return Trouble(Reason.STUCK_TERMINATING, _say_stuck(stuck[0]))
     waiting = next((pod for pod in live if pod.unschedulable_message), None)
-    if waiting is not None and not going:
+    if waiting is not None and not place_expected:
         return Trouble(Reason.UNSCHEDULABLE, f"pod {waiting.name}: {classify_unschedulable(waiting.unschedulable_message)[1]}")
     # 4. A placed pod that gets no container.
     late = next((pod for pod in live if _is_not_created(pod, now)), None)
@@ -175,7 +186,9 @@ def classify_lost(pod: Pod) -> Trouble:
     )
 
 
-def plan_scheduled(pods: Sequence[Pod], workload: Workload | None, *, missing: int) -> Condition:
+def plan_scheduled(
+    pods: Sequence[Pod], workload: Workload | None, *, missing: int, place_expected: bool = False
+) -> Condition:
     """The condition Scheduled: whether every pod has a node, and if not, what it lacks."""
 
     def scheduled(status: Status, reason: Reason, message: str) -> Condition:
@@ -186,6 +199,8 @@ def plan_scheduled(pods: Sequence[Pod], workload: Workload | None, *, missing: i
         refusal = classify_refusal(workload.creation_refused)
         return scheduled(Status.FALSE, refusal.reason, refusal.message)
     waiting = [pod for pod in live if pod.unschedulable_message]
+    if waiting and place_expected:
+        return scheduled(Status.UNKNOWN, Reason.SCHEDULING, f"pod {waiting[0].name} waits for the place of a pod that is ending")
     if waiting:
         reason, message = classify_unschedulable(waiting[0].unschedulable_message)
         more = f" ({len(waiting)} pods wait)" if len(waiting) > 1 else ""

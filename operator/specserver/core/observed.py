@@ -273,3 +273,5 @@ class Observed:
     load: Load | LoadUnknown
     engines: dict[str, EngineState | EngineUnreachable] = field(default_factory=dict)
     """By pod name; pods that are not started are absent."""
+    place_expected: bool = False
+    """A pod of the server is ending, or has just ended: one that waits for its place has it in a moment."""

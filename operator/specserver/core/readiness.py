@@ -58,6 +58,7 @@ def plan_ready(
     problems: tuple[Problem, ...],
     *,
     suspended: bool = False,
+    place_expected: bool = False,
     load_deadline_seconds: float,
     now: float,
 ) -> Condition:
@@ -83,6 +84,7 @@ def plan_ready(
         workload,
         missing=replicas.desired - replicas.present,
         unready=replicas.desired - len(ready),
+        place_expected=place_expected,
         load_deadline_seconds=load_deadline_seconds,
         now=now,
     )
@@ -90,9 +92,8 @@ def plan_ready(
         return not_ready(trouble.reason, trouble.message)
     # 3. On the way.
     waiting = next((pod for pod in live if pod.unschedulable_message), None)
-    going = next((pod for pod in pods if pod.terminating), None)
-    if waiting is not None and going is not None:
-        return not_ready(Reason.ROLLING_OUT, f"pod {waiting.name} waits for the place of pod {going.name}, which is ending")
+    if waiting is not None:
+        return not_ready(Reason.ROLLING_OUT, f"pod {waiting.name} waits for the place of a pod that is ending")
     old = [pod for pod in live if pod.template_hash != workload.current_template_hash]
     if old or replicas.updated < replicas.desired:
         return not_ready(Reason.ROLLING_OUT, f"{replicas.updated} of {replicas.desired} replicas have the newest revision")

@@ -21,7 +21,8 @@ the new pod comes up and serves, and the rollout stands still.
 
 What stops it: a new pod that fails (the revision is bad, and the others keep serving), a new pod that loads, `paused`,
 another pod that loads (`protectStartup`), a replica that is being removed, a draft that measurably fits nothing. A marked pod
-that is still there then serves again. Broken old pods stop nothing: they are what is replaced first.
+that is still there then serves again. Broken old pods stop nothing, nor do pods that a change of the mind has left loading
+the wrong thing: they are what is replaced first.
 
 Rejected:
 - the Deployment's own rollout, with preStop and grace period as the drain: it takes the next pod when the new one is ready,
@@ -120,10 +121,15 @@ def plan_rollout(
     rollout: Rollout,
     mode: Mode,
     blocked: str,
+    place_expected: bool,
     load_deadline_seconds: float,
     now: float,
 ) -> RolloutPlan:
-    """The next step from old pods to new ones. `blocked` says why new pods could not start; empty where they could."""
+    """The next step from old pods to new ones.
+
+    blocked          why new pods could not start; empty where they could
+    place_expected   whether an ending pod gives its place to one that waits for it
+    """
     # 1. Old and new.
     newest = workload.current_template_hash if target is not Target.NEW else _hash_of(workload, digest)
     live = [pod for pod in pods if pod.lives]
@@ -167,7 +173,10 @@ def plan_rollout(
 
     # 4. What holds the next step.
     due = 0 if target is Target.NEW else min(replicas, replicas + rollout.max_surge - old_count) - len(new)
-    hold = _find_hold(pods, new, old, due, load, engines, workload, rollout, mode, blocked, load_deadline_seconds, now)
+    hold = _find_hold(
+        new, old, load, engines, workload, rollout, mode, load_deadline_seconds, now,
+        begins=target is Target.NEW, due=due, blocked=blocked, place_expected=place_expected,
+    )  # fmt: skip
     if hold is not None:
         return stay(hold)
 
@@ -210,20 +219,26 @@ def plan_rollout(
 
 
 def _find_hold(
-    pods: Sequence[Pod],
     new: Sequence[Pod],
     old: Sequence[Pod],
-    due: int,
     load: Load | LoadUnknown,
     engines: Engines,
     workload: Workload,
     rollout: Rollout,
     mode: Mode,
-    blocked: str,
     load_deadline_seconds: float,
     now: float,
+    *,
+    begins: bool,
+    due: int,
+    blocked: str,
+    place_expected: bool,
 ) -> Stand | None:
-    """The first cause not to go on, or None. `due`: pods of the new revision that the controller is about to make."""
+    """The first cause not to go on, or None.
+
+    begins   the new template is not written yet
+    due      pods of the new revision that the controller is about to make
+    """
 
     def fails(pod: Pod) -> str:
         trouble = None if pod.ready else classify_pod(pod, load_deadline_seconds=load_deadline_seconds, now=now)
@@ -236,8 +251,7 @@ def _find_hold(
         return Stand(Status.FALSE, Reason.ROLLOUT_DEFERRED, f"new pods could not start: {blocked}")
     # 2. A bad revision: one pod of it is enough to see that.
     bad = next((message for pod in new if (message := fails(pod))), "")
-    going = any(pod.terminating for pod in pods)
-    unplaced = next((pod for pod in new if pod.unschedulable_message and not going), None)
+    unplaced = None if place_expected else next((pod for pod in new if pod.unschedulable_message), None)
     if not bad and unplaced is not None:
         bad = f"pod {unplaced.name}: {classify_unschedulable(unplaced.unschedulable_message)[1]}"
     if not bad and workload.creation_refused and len(new) + len(old) < workload.spec_replicas:
@@ -259,8 +273,17 @@ def _find_hold(
         return Stand(Status.TRUE, Reason.NEW_REVISION, f"{len(new)} pods have the newest revision; pod {starting.name} starts")
     if due > 0 and rollout.protect_startup and not broken:
         return Stand(Status.TRUE, Reason.NEW_REVISION, f"{len(new)} pods have the newest revision; {due} are being made")
-    loading = next((pod for pod in old if not pod.started and not fails(pod) and not pod.unschedulable_message), None)
-    if loading is not None and rollout.protect_startup and not broken:
+    unfinished = {one.template_hash for one in workload.revisions if one.held}
+    loading = next(
+        (
+            pod
+            for pod in old
+            if not (pod.started or fails(pod) or pod.unschedulable_message or pod.template_hash in unfinished)
+        ),
+        None,
+    )
+    serves = any(pod.ready and pod.serving for pod in (*old, *new))
+    if loading is not None and begins and serves and rollout.protect_startup and not broken:
         return Stand(
             Status.TRUE,
             Reason.ROLLOUT_DEFERRED,

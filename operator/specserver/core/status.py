@@ -77,15 +77,27 @@ def build_status(
     # What is wanted, not the Deployment's number: a replica that is being drained is in that one, and is none that is missing.
     replicas = count_replicas(workload, observed.pods, scaling.desired_replicas)
     ready = plan_ready(
-        replicas, workload, observed.pods, problems, suspended=spec.suspend, load_deadline_seconds=deadline, now=now
-    )  # fmt: skip
+        replicas,
+        workload,
+        observed.pods,
+        problems,
+        suspended=spec.suspend,
+        place_expected=observed.place_expected,
+        load_deadline_seconds=deadline,
+        now=now,
+    )
     progressing = plan_progressing(replicas, workload, observed.pods, stand, kept=kept, now=now)
     mode = spec.speculation.mode
     conditions = (
         ready,
         plan_available(replicas, max_unavailable=spec.rollout.max_unavailable),
         progressing,
-        plan_scheduled(observed.pods, workload, missing=replicas.desired - replicas.present),
+        plan_scheduled(
+            observed.pods,
+            workload,
+            missing=replicas.desired - replicas.present,
+            place_expected=observed.place_expected,
+        ),
         plan_metrics_available(observed.load, observed.pods),
         plan_speculation_active(observed.engines, mode),
         plan_policy_applied(observed.engines, pushes, observed.pods, document=policy, mode=mode),

@@ -205,7 +205,6 @@ TROUBLE: dict[str, tuple[tuple[Pod, ...], int, int, str, str | None, str]] = {
     "no quota for one more": ((A,), 1, 1, "exceeded quota: gpus", "QuotaExceeded", "exceeded quota: gpus"),
     "refused what is not missing": ((A, build_pod("b")), 0, 0, "exceeded quota: gpus", None, ""),
     "no GPU": ((A, PENDING), 0, 1, "", "Unschedulable", "Free or add GPUs"),
-    "no GPU, and one becomes free": ((A, PENDING, build_pod("c", terminating=True, ends_at=NOW + 20)), 0, 1, "", None, ""),
     "no GPU, since one doesn't become free": (
         (A, PENDING, STUCK), 0, 1, "", "StuckTerminating", "kubectl delete pod stuck --grace-period=0 --force"),
     "stuck, and nobody waits for it": ((A, build_pod("b"), STUCK), 0, 0, "", None, ""),
@@ -224,7 +223,17 @@ TROUBLE: dict[str, tuple[tuple[Pod, ...], int, int, str, str | None, str]] = {
 def test_trouble(pods: tuple[Pod, ...], missing: int, unready: int, refused: str, reason: str | None, says: str) -> None:
     workload = replace(WORKLOAD, creation_refused=refused)
     trouble = find_trouble(
-        pods, workload, missing=missing, unready=unready, load_deadline_seconds=DEADLINE, now=NOW
-    )  # fmt: skip
+        pods, workload, missing=missing, unready=unready, place_expected=False, load_deadline_seconds=DEADLINE, now=NOW
+    )
     assert (trouble.reason if trouble else None) == reason
     assert says in (trouble.message if trouble else "")
+
+
+def test_a_place_that_becomes_free_is_no_shortage() -> None:
+    pods = (A, PENDING, build_pod("c", terminating=True, ends_at=NOW + 20))
+    trouble = find_trouble(
+        pods, WORKLOAD, missing=0, unready=1, place_expected=True, load_deadline_seconds=DEADLINE, now=NOW
+    )
+    assert trouble is None
+    said = plan_scheduled(pods, WORKLOAD, missing=0, place_expected=True)
+    assert (said.status, said.reason) == ("Unknown", "Scheduling")

@@ -100,10 +100,6 @@ READY = [
         id="no node takes it",
     ),
     pytest.param(
-        (A, starting("b", unschedulable_message="3 Insufficient nvidia.com/gpu."), build_pod("c", terminating=True)), 2,
-        ("False", "RollingOut", "pod b waits for the place of pod c, which is ending"), id="its place becomes free in a moment",
-    ),
-    pytest.param(
         (starting("a"), starting("b", failure=failure("ImagePullBackOff", "no such image", None, 0))), 2,
         (
             "False", "ImagePullError",
@@ -117,6 +113,20 @@ READY = [
 @pytest.mark.parametrize(("pods", "desired", "wanted"), READY)
 def test_ready(pods: tuple[Pod, ...], desired: int, wanted: tuple[str, str, str]) -> None:
     assert ready(*pods, desired=desired) == wanted
+
+
+def test_a_place_that_becomes_free_is_waited_for() -> None:
+    pods = (A, starting("b", unschedulable_message="3 Insufficient nvidia.com/gpu."))
+    replicas = count_replicas(WORKLOAD, pods, 2)
+    said = plan_ready(replicas, WORKLOAD, pods, (), place_expected=True, load_deadline_seconds=DEADLINE, now=NOW)
+    assert (said.reason, said.message) == ("RollingOut", "pod b waits for the place of a pod that is ending")
+
+
+def test_suspended() -> None:
+    pods = (A, build_pod("b", serving=False, draining_since=NOW))
+    said = plan_ready(count_replicas(WORKLOAD, pods, 0), WORKLOAD, pods, (), suspended=True, load_deadline_seconds=1, now=NOW)
+    assert (said.status, said.reason) == ("False", "Suspended")
+    assert said.message == "spec.suspend is true; 2 pods finish their requests first"
 
 
 def test_problems_of_the_operator_itself_come_first() -> None:
