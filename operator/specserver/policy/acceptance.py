@@ -25,8 +25,8 @@ OVERDISPERSION = 2.0
 """Rows of one request resemble each other, so chance spreads an average wider than independent trials would."""
 CHANGE_SIGMAS = 4.0
 PROBE_CHANGE_SIGMAS = 3.0
-DRIFT_PER_SECOND = 0.1 / 60.0
-"""How far p_j may have moved (one sigma) for each second without a trial."""
+DRIFT_PER_SECOND, MOST_DRIFT = 0.1 / 60.0, 0.25
+"""How far p_j may have moved (one sigma) for each second without a trial, and at most."""
 STALE_SECONDS = 1.0
 HOPE_SIGMAS = 1.5
 BEST_RATE = 0.97
@@ -67,7 +67,7 @@ class Acceptance:
         # 1. An old estimate weighs only as much as its uncertainty allows.
         last = self._last_trial_at[position]
         if last is not None and now - last > STALE_SECONDS:
-            drift = DRIFT_PER_SECOND * (now - last)
+            drift = min(DRIFT_PER_SECOND * (now - last), MOST_DRIFT)
             rate = self.rate(position)
             most = OVERDISPERSION * max(rate * (1.0 - rate), 0.05) / (drift * drift)
             if most < self._trials[position]:
@@ -107,7 +107,7 @@ class Acceptance:
         trials, last = self._trials[position], self._last_trial_at[position]
         rate = self._hits[position] / trials
         age = 0.0 if last is None else max(0.0, now - last)
-        drift = DRIFT_PER_SECOND * age
+        drift = min(DRIFT_PER_SECOND * age, MOST_DRIFT)
         sigma = math.sqrt(OVERDISPERSION * max(rate * (1.0 - rate), 0.01) / trials + drift * drift)
         best = min(rate + HOPE_SIGMAS * sigma, BEST_RATE)
         if age > STALE_SECONDS:

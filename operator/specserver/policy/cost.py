@@ -30,7 +30,8 @@ OUTLIER_DEVIATIONS = 4.0
 """Mean absolute deviations from the mean at which a sample is dropped: about three sigmas."""
 LEAST_DEVIATION = 0.01
 DROPS_TO_START_ANEW = 12
-PROFILE_WEIGHT = 64.0
+PROFILE_WEIGHT, PROFILE_WEIGHT_BESIDE_ROUNDS = 64.0, 4.0
+"""Rounds that a profile's figure stands for in its own cell, and where it contradicts what was measured in another."""
 KNOWN, PER_OCTAVE, PER_DOUBLED_COST, UNSEEN, MOST_UNCERTAIN = 0.005, 0.02, 0.15, 0.15, 0.3
 """Relative uncertainty (one sigma) of a figure: measured; away from what was measured, by distance in batch size, and beyond
 the last measured one by how much the cost is predicted to change; of a step count never run; of anything."""
@@ -60,6 +61,8 @@ class _Cell:
     seen_at: float
     samples: list[float]
     """The first ones, or the last dropped ones."""
+    measured: int = 1
+    """Rounds that were taken in; 0 where a profile alone speaks."""
 
 
 @dataclass
@@ -96,7 +99,7 @@ class Cost:
             for running, seconds in points:
                 kv_tokens = (profile.kv_tokens_per_request if profile else 0.0) * running
                 self._cells.setdefault(steps, {})[band(running)] = _Cell(
-                    seconds, float(running), kv_tokens, 0.03 * seconds, PROFILE_WEIGHT, 0.0, []
+                    seconds, float(running), kv_tokens, 0.03 * seconds, PROFILE_WEIGHT, 0.0, [], 0
                 )
         self._fit()
 
@@ -137,7 +140,7 @@ class Cost:
             self.dropped += 1
             cell.samples.append(seconds - (expected - cell.seconds))
             if len(cell.samples) >= DROPS_TO_START_ANEW:
-                cell.weight, cell.seen_at = float(FIRST_SAMPLES), now
+                cell.weight, cell.seen_at = float(DROPS_TO_START_ANEW), now
                 self._restart(cell, cell.samples)
                 cell.samples = []
                 self._curves.pop(steps, None)
@@ -150,6 +153,7 @@ class Cost:
         sums[1] = sums[1] * KV_DECAY + more_tokens * (seconds - cell.seconds - slope * more_running)
         # 4. The cell.
         cell.weight += 1.0
+        cell.measured += 1
         share = max(1.0 / cell.weight, SLOWEST_RATE)
         cell.seconds += share * (seconds - cell.seconds)
         cell.running += share * more_running
@@ -213,7 +217,7 @@ class Cost:
             cell = cells[index]
             if cell.weight < FIRST_SAMPLES:
                 continue
-            weight = min(cell.weight, 200.0)
+            weight = min(cell.weight, 200.0) if cell.measured else PROFILE_WEIGHT_BESIDE_ROUNDS
             base = max(cell.seconds - per_token * cell.kv_tokens, 0.1 * cell.seconds)
             noise = cell.deviation / (cell.seconds * math.sqrt(weight))
             age = min(PER_MINUTE * max(0.0, now - cell.seen_at) / 60.0, MOST_BY_AGE)

@@ -54,7 +54,7 @@ FIRST_CREDIT_SECONDS, MOST_CREDIT_SECONDS = 1.0, 2.0
 
 KV_USAGE, KV_CALM_USAGE, KV_HEADROOM_ROUNDS = 0.92, 0.88, 16
 HOLD_SECONDS, LONGEST_HOLD_SECONDS = 0.5, 60.0
-WATCHDOG_SECONDS = 5.0
+WATCHDOG_SECONDS, STANDSTILL_SECONDS = 5.0, 2.0
 GUARD_ROUNDS, GUARD_RATIO, GUARD_RATE = 64, 0.9, 1.0 / 64.0
 LONGEST_PAUSE_SECONDS = 3600.0
 
@@ -166,6 +166,8 @@ class Measured:
         if observation.running > 0:
             earned = policy.probe.max_duty * min(now - self._decided_at, 1.0)
             self._credit = min(self._credit + earned, MOST_CREDIT_SECONDS)
+        if now - self._decided_at > STANDSTILL_SECONDS:
+            self._result_at = now  # no turn at all is no turn without a result
         self._decided_at = now
         # 1. Nothing runs: nothing to decide.
         if observation.running <= 0 and observation.queued <= 0 and steps is not None:
@@ -215,7 +217,7 @@ class Measured:
                 return self._go(policy, place, best, now, Reason.LOW_ACCEPTANCE if low else Reason.DOWN)
             return None
         self._down_turns = 0
-        if best > place:
+        if best > place and self.acceptance.trials(1) >= KNOWN_TRIALS:
             sure = goodput[best] / goodput[place] * (1.0 - math.hypot(self._sigma[best], self._sigma[place])) - 1.0
             if sure >= policy.margin_up * calm and self._is_over(self._up_waits.get((ladder[place + 1], self._band)), now):
                 self._up_turns += 1
