@@ -23,6 +23,7 @@ from specserver.policy.document import PolicyInvalid, parse_policy
 PREFIX = "specserver."
 STATE = f"{PREFIX}state"
 POLICY = f"{PREFIX}policy"
+POLICY_IN_FORCE = f"{PREFIX}policy_in_force"
 FORCE = f"{PREFIX}force"
 UNFORCE = f"{PREFIX}unforce"
 PROFILE = f"{PREFIX}profile"
@@ -38,6 +39,8 @@ def answer(rank: Rank, method: str, body: Mapping[str, Any]) -> Answer:
     try:
         if method == POLICY:
             return take_policy(rank, body)
+        if method == POLICY_IN_FORCE:
+            return {"rank": rank.name, **rank.report_policy()}
         if method == FORCE:
             return take_force(rank, body)
         if method == UNFORCE:

@@ -101,9 +101,9 @@ async def reply_state(ranks: Ranks) -> Reply:
 
 async def reply_policy(ranks: Ranks) -> Reply:
     """The policy in force. Where ranks should ever differ, the oldest: it is what an operator has to replace."""
-    reports = await ranks.ask(channel.STATE, {})
-    _raise_for_failed(reports)
-    oldest = min(reports, key=lambda report: report["revision"] or 0)
+    policies = await ranks.ask(channel.POLICY_IN_FORCE, {})
+    _raise_for_failed(policies)
+    oldest = min(policies, key=lambda one: one["revision"] or 0)
     return HTTPStatus.OK, {"revision": oldest["revision"], "policy": oldest["policy"]}
 
 
@@ -129,9 +129,9 @@ async def put_policy(ranks: Ranks, body: bytes) -> Reply:
     if refusal is not None:
         return refusal
     # 3. Read back what is in force now.
-    reports = await ranks.ask(channel.STATE, {})
-    _raise_for_failed(reports)
-    applied = [{"rank": report["rank"], "revision": report["revision"]} for report in reports]
+    policies = await ranks.ask(channel.POLICY_IN_FORCE, {})
+    _raise_for_failed(policies)
+    applied = [{"rank": one["rank"], "revision": one["revision"]} for one in policies]
     behind = [one["rank"] for one in applied if one["revision"] is None or one["revision"] < policy.revision]
     if behind:
         raise Unanswered(f"not in force on {', '.join(behind)} after it was accepted")

@@ -321,8 +321,7 @@ class Rank:
             "armed": self.armed,
             "reason": self.reason,
             "cause": self.obstacle.cause.value if self.obstacle else "",
-            "revision": self.policy.revision if self.policy else None,
-            "policy": self.policy.to_document() if self.policy else None,
+            **self.report_policy(),
             "ladder": list(self.ladder),
             "steps": steps,
             "decidedSteps": order.get("decidedSteps", steps) if self.in_control else steps,
@@ -342,6 +341,12 @@ class Rank:
             **self._engine.report(),
             **self._report_own(),
         }
+
+    def report_policy(self) -> dict[str, Any]:
+        """The policy alone: the whole report is work that a scheduler need not do to confirm one."""
+        if self.policy is None:
+            return {"revision": None, "policy": None}
+        return {"revision": self.policy.revision, "policy": self.policy.to_document()}
 
     def _report_own(self) -> dict[str, Any]:
         """What depends on this rank's clock, or is known to the deciding rank alone."""
