@@ -73,11 +73,13 @@ class Benchmark:
             running.controls.set(survival=plans.HEALTHY)
             await self.session.warm_up(running, self.plan.concurrencies, type(self.plan.shape)(self.plan.shape.prompt, 6))
 
-    async def under_load(self, server: Server, concurrency: int, measure: Callable[[Running], Awaitable[None]]) -> None:
+    async def under_load(
+        self, server: Server, concurrency: int, measure: Callable[[Running], Awaitable[None]], group: int | None = None
+    ) -> None:
         """Runs `measure` while so many requests are decoded."""
         session, running = self.session, self.running(server)
         async with session.client(running, seed=concurrency) as client:
-            loop = ClosedLoop(client, concurrency, self.plan.shape)
+            loop = ClosedLoop(client, concurrency, self.plan.shape, group=group or max(1, concurrency // self.plan.groups))
             loop.start()
             try:
                 await session.ramp(running, min(concurrency, self.cap_of(server)))
@@ -215,11 +217,36 @@ class Benchmark:
                 await session.stage(
                     f"wave {period} s {arm}", period * count + 5, partial(self.wave, period, count, arm)
                 )
+        for concurrency in self.plan.one_by_one:
+            for server in (PLAIN, OURS):
+                await session.stage(
+                    f"one by one C={concurrency} {server.name}", 15, partial(self.one_by_one, server, concurrency)
+                )
         for concurrency in self.plan.originating:
             for server in (PLAIN, STATIC, capped, OURS):
                 await session.stage(
                     f"originating C={concurrency} {server.name}", 6, partial(self.originating, server, concurrency)
                 )
+
+    async def one_by_one(self, server: Server, concurrency: int) -> None:
+        """The same with requests replaced one by one: hardly a round then has a neighbour to be timed against."""
+
+        async def measure(running: Running) -> None:
+            running.controls.set(survival=plans.HEALTHY)
+            product = Product(running, LADDER)
+            arms = ("measured", *(f"fixed-{steps}" for steps in LADDER)) if server is OURS else ("plain",)
+            for arm in arms:
+                if arm == "measured":
+                    await asyncio.to_thread(product.measured)
+                elif arm != "plain":
+                    await asyncio.to_thread(product.fixed, int(arm[-1]))
+                await asyncio.sleep(self.plan.adapt_seconds)
+                survival = () if arm == "plain" else plans.HEALTHY
+                await self.session.window(
+                    running, 1.5 * self.plan.window_seconds, concurrency, survival, arm=arm, profile="healthy", order="one by one"
+                )
+
+        await self.under_load(server, concurrency, measure, group=1)
 
     async def find_best_steps(self) -> None:
         """The best fixed step count at each level of the wave, which is what the oracle knows."""
@@ -322,4 +349,5 @@ if __name__ == "__main__":
         run.fleet.stop_all()
         run.save()
         run.keep_logs()
+        run.keep_rounds()
     sys.exit(0)

@@ -31,7 +31,9 @@ class Plan:
     """Sizes and times of one run.
 
     shape            tokens of a request
+    groups           requests are replaced in so many groups (load.py)
     concurrencies    in rising order; measured up and down
+    one_by_one       concurrencies at which finished requests are also replaced one by one
     window_seconds   one measuring window
     settle_seconds   after a change of arm, before its window
     adapt_seconds    the same for rules that have to learn
@@ -42,8 +44,10 @@ class Plan:
     """
 
     shape: Shape = REQUEST
+    groups: int = 16
     concurrencies: tuple[int, ...] = CONCURRENCIES
     originating: tuple[int, ...] = ORIGINATING
+    one_by_one: tuple[int, ...] = (70, 250)
     window_seconds: float = 1.3
     settle_seconds: float = 0.25
     adapt_seconds: float = 0.8
@@ -62,6 +66,7 @@ REHEARSAL = Plan(
     shape=Shape(12, 48),
     concurrencies=(1, 4, 10),
     originating=(1, 10),
+    one_by_one=(10,),
     window_seconds=1.0,
     adapt_seconds=0.5,
     learn_seconds=1.0,

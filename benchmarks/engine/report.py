@@ -160,6 +160,16 @@ def markdown(
             "\n## The originating table, with SGLang's default cap of 48 running requests and without\n",
             table(["arm", *map(str, sizes)], rows),
         ]
+    alone = [cell for raw in raws for cell in raw["cells"] if cell["order"] == "one by one"]
+    if alone:
+        sizes = sorted({cell["concurrency"] for cell in alone})
+        rows = []
+        for arm in dict.fromkeys(cell["arm"] for cell in alone):
+            found = {cell["concurrency"]: cell.get("expectedPerSecond") for cell in alone if cell["arm"] == arm}
+            rows.append([arm, *(show(found.get(size)) for size in sizes)])
+        parts += [
+            "\n## Requests replaced one by one instead of in groups, healthy draft\n", table(["arm", *map(str, sizes)], rows)
+        ]
     left_out = [each for raw in raws for each in (*raw["leftOut"], *raw["problems"])]
     if left_out:
         parts += ["\n## Left out, and problems\n", "".join(f"- {each.splitlines()[0]}\n" for each in left_out)]

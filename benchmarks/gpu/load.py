@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,16 +82,23 @@ class Client:
 
 
 class ClosedLoop:
-    """`concurrency` requests at any time between `start` and `stop`."""
+    """`concurrency` requests at any time between `start` and `stop`.
 
-    def __init__(self, client: Client, concurrency: int, shape: Shape, *, staggered: bool = True) -> None:
-        self._client, self._concurrency, self._shape, self._staggered = client, concurrency, shape, staggered
+    group  so many finished requests are replaced together. One by one, a busy server would prefill in nearly every round; the
+           prefill of one short prompt takes longer than a decode round of all the others, and would drown what is measured
+    """
+
+    def __init__(self, client: Client, concurrency: int, shape: Shape, *, group: int = 1) -> None:
+        self._client, self._concurrency, self._shape, self._group = client, concurrency, shape, group
         self._stopping = False
+        self._waiting = 0
+        self._released = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
+        groups = math.ceil(self._concurrency / self._group)
         for number in range(self._concurrency):
-            share = (number + 1) / self._concurrency if self._staggered else 1.0
+            share = (number // self._group + 1) / groups
             self._workers.append(asyncio.create_task(self._work(max(4, round(self._shape.output * share)))))
 
     async def _work(self, output: int) -> None:
@@ -105,10 +113,24 @@ class ClosedLoop:
                     self._client.errors.append(repr(error)[:300])
                     await asyncio.sleep(0.2)
             output = self._shape.output
+            await self._wait_for_group()
+
+    async def _wait_for_group(self) -> None:
+        self._waiting += 1
+        if self._waiting >= self._group or self._stopping:
+            self._release()
+        else:
+            await self._released.wait()
+
+    def _release(self) -> None:
+        self._released.set()
+        self._released = asyncio.Event()
+        self._waiting = 0
 
     async def stop(self, *, abort: bool = True) -> None:
         """Ends the load; with `abort` at once, else when the requests under way are done."""
         self._stopping = True
+        self._release()
         for _ in range(ABORT_ATTEMPTS if abort else 0):
             if all(worker.done() for worker in self._workers):
                 break

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ from typing import Any
 
 from benchmarks.gpu import digest
 from benchmarks.gpu.load import Client, Shape
+from benchmarks.gpu.rounds import read_rounds
 from benchmarks.gpu.servers import ADMIN_KEY, Fleet, Machine, Running, cpu_machine, fake_machine, gpu_machine
 
 RAMP_SECONDS = 10.0
@@ -80,7 +80,7 @@ class Session:
         self.save()
 
     def keep_logs(self) -> None:
-        """Each engine's log and round records, compressed, for looking closer."""
+        """The end of each engine's log, and what the probe noted."""
         with tarfile.open(self._out / "logs.tar.xz", "w:xz") as archive:
             for log in sorted(self._scratch.glob("*/engine.log")):
                 text = log.read_bytes()[-TAIL_BYTES:]
@@ -89,9 +89,13 @@ class Session:
             for notes in sorted(self._scratch.glob("*/notes.jsonl")):
                 archive.add(notes, f"{notes.parent.name}.notes.jsonl")
 
-    def keep_rounds(self, running: Running) -> None:
-        with gzip.open(self._out / f"rounds-{running.name}.bin.gz", "wb", compresslevel=6) as file:
-            file.write(running.rounds().tobytes())
+    def keep_rounds(self) -> None:
+        """Every round of every server (rounds.py), for looking closer."""
+        with tarfile.open(self._out / "rounds.tar.gz", "w:gz", compresslevel=5) as archive:
+            for path in sorted(self._scratch.glob("*/rounds.bin")):
+                kept = path.with_name("rounds.kept")
+                kept.write_bytes(read_rounds(path).tobytes())
+                archive.add(kept, f"{path.parent.name}.bin")
 
     # ---- measuring -----------------------------------------------------------------------------------------------------------
 

@@ -166,4 +166,5 @@ if __name__ == "__main__":
         run.fleet.stop_all()
         run.save()
         run.keep_logs()
+        run.keep_rounds()
     sys.exit(0)
