@@ -30,8 +30,8 @@ OUTLIER_DEVIATIONS = 4.0
 """Mean absolute deviations from the mean at which a sample is dropped: about three sigmas."""
 LEAST_DEVIATION = 0.01
 DROPS_TO_START_ANEW = 12
-PROFILE_WEIGHT, PROFILE_WEIGHT_BESIDE_ROUNDS = 64.0, 4.0
-"""Rounds that a profile's figure stands for in its own cell, and where it contradicts what was measured in another."""
+PROFILE_WEIGHT = 64.0
+"""Rounds that a profile's figure stands for in its own cell. Where it contradicts another cell's rounds it is dropped."""
 KNOWN, PER_OCTAVE, PER_DOUBLED_COST, UNSEEN, MOST_UNCERTAIN = 0.005, 0.02, 0.15, 0.15, 0.3
 """Relative uncertainty (one sigma) of a figure: measured; away from what was measured, by distance in batch size, and beyond
 the last measured one by how much the cost is predicted to change; of a step count never run; of anything."""
@@ -212,20 +212,22 @@ class Cost:
     def _build_curve(self, steps: int, now: float) -> _Curve:
         cells = self._cells.get(steps, {})
         per_token = self.seconds_per_kv_token(steps)
-        blocks: list[list[float]] = []  # running·w, seconds·w, w, uncertainty: neighbours that fall are merged
+        blocks: list[list[float]] = []  # running·w, seconds·w, w, uncertainty, measured: neighbours that fall are merged
         for index in sorted(cells):
             cell = cells[index]
             if cell.weight < FIRST_SAMPLES:
                 continue
-            weight = min(cell.weight, 200.0) if cell.measured else PROFILE_WEIGHT_BESIDE_ROUNDS
+            weight = min(cell.weight, 200.0)
             base = max(cell.seconds - per_token * cell.kv_tokens, 0.1 * cell.seconds)
             noise = cell.deviation / (cell.seconds * math.sqrt(weight))
             age = min(PER_MINUTE * max(0.0, now - cell.seen_at) / 60.0, MOST_BY_AGE)
-            block = [cell.running * weight, base * weight, weight, KNOWN + noise + age]
-            while blocks and blocks[-1][1] * block[2] > block[1] * blocks[-1][2]:
+            block = [cell.running * weight, base * weight, weight, KNOWN + noise + age, min(cell.measured, 1)]
+            while blocks and blocks[-1][1] * block[2] > block[1] * blocks[-1][2] and blocks[-1][4] <= block[4]:
                 last = blocks.pop()
-                block = [last[0] + block[0], last[1] + block[1], last[2] + block[2], max(last[3], block[3])]
-            blocks.append(block)
+                if last[4] == block[4]:
+                    block = [last[0] + block[0], last[1] + block[1], last[2] + block[2], max(last[3], block[3]), last[4]]
+            if not blocks or blocks[-1][1] * block[2] <= block[1] * blocks[-1][2]:
+                blocks.append(block)
         running = [block[0] / block[2] for block in blocks]
         return _Curve(
             running,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -69,7 +70,7 @@ def test_costs_do_not_fall_when_the_batch_grows() -> None:
         for number in range(10):
             cost.record(0, running, 0, 0.005 * (1 + rng.gauss(0, 0.2)), 0.01 * number)
     predictions = [predict(cost, 0, running) for running in range(1, 80)]
-    assert all(later >= earlier - 1e-12 for earlier, later in zip(predictions, predictions[1:], strict=False))
+    assert all(later >= earlier - 1e-12 for earlier, later in itertools.pairwise(predictions))
 
 
 @pytest.mark.parametrize("jitter", [0.1, 0.3])
