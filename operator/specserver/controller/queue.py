@@ -23,6 +23,8 @@ Key = tuple[str, str]
 _FIRST_BACK_OFF_SECONDS = 0.5
 _LONGEST_BACK_OFF_SECONDS = 15.0
 """Short, so that a server is in order again within 30 s of the end of whatever was wrong."""
+_NEWS_AHEAD_SECONDS = 30.0
+"""News go ahead of keys that are late by less than this: news without end must not keep the others from their turn."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,15 @@ class WorkQueue:
         self._wake = asyncio.Condition()
 
     def add(self, key: Key, *, delay_seconds: float = 0.0) -> None:
-        """Queues a key. The earlier of two due times wins; a key that is being worked on runs once more afterwards."""
+        """Queues a key. The earlier of two due times wins; a key that is being worked on runs once more afterwards.
+
+        Without a delay it is news, and goes ahead of keys whose time has come but that nothing has happened to: with a
+        thousand servers there are always some, and a user's change must not wait for them.
+        """
         if key in self._running and delay_seconds == 0.0:
             self._again.add(key)
             return
-        due = asyncio.get_running_loop().time() + delay_seconds
+        due = asyncio.get_running_loop().time() + (delay_seconds or -_NEWS_AHEAD_SECONDS)
         if key in self._due and self._due[key] <= due:
             return
         self._due[key] = due

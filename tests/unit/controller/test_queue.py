@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from specserver.controller import queue as queue_module
 from specserver.controller.queue import Gone, Key, Outcome, RequeueAfter, Retry, WorkQueue
 from tests.waiting import eventually
 
@@ -187,3 +188,48 @@ async def test_the_api_server_says_when_to_come_back() -> None:
         queue.add(A)
         await until(lambda: len(times) == 2)
     assert times[1] - times[0] >= 0.2
+
+
+async def test_news_go_ahead_of_keys_whose_time_has_come() -> None:
+    passes: list[Key] = []
+    go_on = asyncio.Event()
+
+    async def reconcile(key: Key) -> Outcome:
+        passes.append(key)
+        await go_on.wait()
+        return Gone()
+
+    timers = [("ns", f"timer-{number}") for number in range(5)]
+    async with running(reconcile, workers=1) as queue:
+        queue.add(("ns", "first"))
+        await until(lambda: len(passes) == 1)
+        for key in timers:
+            queue.add(key, delay_seconds=0.001)
+        await asyncio.sleep(0.01)
+        queue.add(A)
+        queue.add(timers[4])
+        queue.add(B)
+        go_on.set()
+        await until(lambda: len(passes) == 8)
+    assert passes[1:] == [A, timers[4], B, *timers[:4]]
+
+
+async def test_a_key_that_is_very_late_goes_ahead_of_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "_NEWS_AHEAD_SECONDS", 0.05)
+    passes: list[Key] = []
+    go_on = asyncio.Event()
+
+    async def reconcile(key: Key) -> Outcome:
+        passes.append(key)
+        await go_on.wait()
+        return Gone()
+
+    async with running(reconcile, workers=1) as queue:
+        queue.add(("ns", "first"))
+        await until(lambda: len(passes) == 1)
+        queue.add(B, delay_seconds=0.001)
+        await asyncio.sleep(0.1)
+        queue.add(A)
+        go_on.set()
+        await until(lambda: len(passes) == 3)
+    assert passes[1:] == [B, A]
