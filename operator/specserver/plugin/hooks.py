@@ -9,7 +9,7 @@
 | feedback  | AdaptiveController.on_verify_complete           | the same for its choice by acceptance                          |
 | result    | SchedulerBatchResultProcessor._resolve_spec_v2… | takes in a round under the step count that it ran with         |
 | retract   | ScheduleBatch.retract_decode                    | counts requests put back for want of KV                        |
-| zero      | three functions, see zero/wrap.py               | zero steps as plain decode                                     |
+| zero      | four functions, see zero/wrap.py                | zero steps as plain decode                                     |
 | http      | http_server._setup_and_run_http_server          | in the HTTP process: adds the control routes                   |
 
 An exception in a scheduler's hook would kill the whole server. Each hook therefore runs inside a guard that counts the
@@ -143,6 +143,7 @@ class SchedulerHooks:
             (RETRACT, guard.after("retract", self.retract)),
             (wrap.GRAPHS, guard.after("zero", zero.prepare)),
             (wrap.ROUND, zero.round),
+            (wrap.PROMPT, zero.prompt),
             (wrap.STASH, guard.instead("zero", zero.stash)),
         ]
         for target, hook in reporting if self.target_problems else reporting + controlling:

@@ -45,11 +45,13 @@ class Rounds:
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.error: Exception | None = None
+        self.callbacks: tuple[Any, Any] = None, None
 
-    def run(self, parts: PlainDecode, batch: Any, on_publish: Any, draft: Draft) -> Any:
+    def run(self, parts: PlainDecode, batch: Any, on_publish: Any, grammar_barrier: Any, draft: Draft) -> Any:
         if self.error is not None:
             raise self.error
         self.drafts.append(draft)
+        self.callbacks = on_publish, grammar_barrier
         return SimpleNamespace()
 
 
@@ -119,7 +121,6 @@ def test_what_is_no_decode_round_is_sglang_s_and_changes_nothing(rounds: Rounds,
 # ---- falling through --------------------------------------------------------------------------------------------------------
 
 FALLS = [
-    ({"has_grammar": True}, Cause.GRAMMAR),
     ({"return_logprob": True}, Cause.LOGPROBS),
     ({"return_hidden_states": True}, Cause.HIDDEN_STATES),
     ({"spec_info": None}, Cause.NO_DRAFT_INPUT),
@@ -149,7 +150,7 @@ def test_a_round_that_falls_through_has_the_fewest_steps(states: tuple[int, ...]
     made = worker(states)
     zero = prepared(made)
     zero.ask(wanted=True)
-    zero.run_round(batch(has_grammar=True), None)
+    zero.run_round(batch(return_logprob=True), None)
     assert made.speculative_num_steps == steps
 
 
@@ -162,9 +163,9 @@ def test_on_the_way_back_a_round_that_falls_through_keeps_its_steps_and_is_cold_
     zero.ask(wanted=False)
     results = []
     for _ in range(2):
-        grammar, result = batch(has_grammar=True), SimpleNamespace()
-        assert zero.run_round(grammar, None) is None
-        zero.note_stock_round(grammar, result)
+        falling, result = batch(return_logprob=True), SimpleNamespace()
+        assert zero.run_round(falling, None) is None
+        zero.note_stock_round(falling, result)
         results.append(is_cold(result))
     assert results == [True, False], "its own extend makes the proposals fresh"
     assert made.speculative_num_steps == 3
@@ -216,7 +217,7 @@ def test_a_round_puts_back_every_field_whatever_happened(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(PlainDecode, "_run", fail)
     with pytest.raises(type(error)):
-        PlainDecode(worker(), Dialect("0.5.23"), None).run(decode, None, Draft.KV_ONLY)
+        PlainDecode(worker(), Dialect("0.5.23"), None).run(decode, None, None, Draft.KV_ONLY)
     assert {name: getattr(decode, name) for name in BATCH_FIELDS} == before
 
 
@@ -264,6 +265,7 @@ def test_a_failing_capture_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step.graphs, "build_graphs", fail)
     made = worker()
     made._target_worker = SimpleNamespace(model_runner=SimpleNamespace(device="cuda:0"))
+    made._draft_worker = SimpleNamespace()
     zero = ZeroStep(made, Dialect("0.5.23"))
     zero.prepare()
     assert zero.reason == "could not be prepared: RuntimeError: out of memory"
@@ -295,6 +297,18 @@ def test_a_plain_round_is_run_instead_of_sglang_s(rounds: Rounds) -> None:
     attach(made).ask(wanted=True)
     hooks().round(pytest.fail, made, batch())
     assert rounds.drafts == [Draft.KV_ONLY]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords"), [((1, 2), {}), ((1,), {"grammar_barrier": 2}), ((), {"on_publish": 1, "grammar_barrier": 2})]
+)
+def test_a_plain_round_gets_the_scheduler_s_callbacks(
+    rounds: Rounds, arguments: tuple[int, ...], keywords: dict[str, int]
+) -> None:
+    made = worker()
+    attach(made).ask(wanted=True)
+    hooks().round(pytest.fail, made, batch(), *arguments, **keywords)
+    assert rounds.callbacks == (1, 2)
 
 
 @pytest.mark.parametrize("keywords", [{}, {"grammar_barrier": 1, "on_publish": 2}])
@@ -366,3 +380,73 @@ def test_stash_takes_a_result_without_drafts_where_sglang_would_not(version: str
     payload = SimpleNamespace(topk_p=topk, bonus_tokens=SimpleNamespace(to=lambda dtype: f"tokens as {dtype}"))
     assert hooks(version).stash(relay, slots, payload) is handled
     assert relay.output_tokens_buf.rows == ({slots: "tokens as int64"} if handled else {})
+
+
+# ---- prompts ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Prompts whose K and V were written."""
+    written: list[Any] = []
+
+    def write(draft_worker: Any, batch: Any, hidden: Any, next_tokens: Any) -> str:
+        written.append(batch)
+        return "empty proposal"
+
+    monkeypatch.setattr(step.prompt, "fits", lambda batch, image_embeddings: image_embeddings is None)
+    monkeypatch.setattr(step.prompt, "write_prompt_kv", write)
+    return written
+
+
+def test_a_prompt_in_a_zero_phase_needs_a_bridge_though_no_round_was_run(rounds: Rounds, prompts: list[Any]) -> None:
+    zero = prepared()
+    zero.ask(wanted=True)
+    assert zero.run_prompt(None, extend := batch("extend"), "hidden", "tokens", None) == "empty proposal"
+    zero.ask(wanted=False)
+    assert zero.run_prompt(None, batch("extend"), "hidden", "tokens", None) is None
+    assert prompts == [extend]
+    assert is_bridge(zero.run_round(batch()))
+    assert rounds.drafts == [Draft.EXTEND]
+    assert zero.outcomes == {Outcome.PROMPT: 1, Outcome.BRIDGE: 1}
+
+
+@pytest.mark.usefixtures("rounds")
+def test_prompts_that_are_sglang_s(prompts: list[Any]) -> None:
+    image, several_layers = prepared(), prepared(kv_misfit="draft of 2 layers")
+    for zero, embeddings in ((image, "image"), (several_layers, None)):
+        zero.ask(wanted=True)
+        assert zero.run_prompt(None, batch("extend"), "hidden", "tokens", embeddings) is None
+        zero.ask(wanted=False)
+        assert zero.run_round(batch()) is None, "nothing is behind"
+    assert prompts == []
+
+
+def test_a_prompt_that_fails_is_sglang_s_and_so_are_all_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step.prompt, "fits", lambda *args: True)
+    monkeypatch.setattr(step.prompt, "write_prompt_kv", lambda *args: 1 / 0)
+    zero = prepared()
+    zero.ask(wanted=True)
+    assert zero.run_prompt(None, batch("extend"), "hidden", "tokens", None) is None
+    assert zero.report()["promptsReadBecause"] == "ZeroDivisionError: division by zero"
+    assert zero.run_prompt(None, batch("extend"), "hidden", "tokens", None) is None
+    assert zero.outcomes == {Outcome.PROMPT_ERROR: 1}, "it is not tried again"
+    assert zero.usable, "rounds are as they were"
+
+
+@pytest.mark.usefixtures("prompts")
+def test_the_draft_s_part_of_a_prefill_is_left_to_sglang_with_its_arguments() -> None:
+    made, draft_worker = worker(), SimpleNamespace()
+    draft_worker.specserver_zero = attach(made)
+    called: list[Any] = []
+
+    def original(*args: Any, **kwargs: Any) -> str:
+        called.append((args, kwargs))
+        return "proposal"
+
+    arguments = draft_worker, batch("extend"), "hidden", "tokens"
+    assert hooks().prompt(original, *arguments, None, kv_loc_plan=1) == "proposal"
+    assert called == [((*arguments, None), {"kv_loc_plan": 1})]
+    attach(made).ask(wanted=True)
+    assert hooks().prompt(pytest.fail, *arguments) == "empty proposal"
+    assert hooks().prompt(original, *arguments, mm_input_embeds="image") == "proposal"

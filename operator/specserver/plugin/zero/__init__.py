@@ -9,6 +9,7 @@ fit.py       which engines, drafts and rounds this fits, and why not the others
 graphs.py    the decode graphs, captured beside the verify graphs; the graphs of the KV-only write
 draft_kv.py  the KV-only write: keeps the draft's K and V warm through zero rounds
 round.py     one round
+prompt.py    a prompt in a zero phase
 step.py      when a round is plain, when it is a bridge back, what is counted
 wrap.py      the functions of SGLang that are wrapped
 

@@ -19,7 +19,6 @@ from typing import Any
 class Cause(StrEnum):
     """Why a round falls through to SGLang: one word each, a label of the counter."""
 
-    GRAMMAR = "grammar"
     LOGPROBS = "logprobs"
     HIDDEN_STATES = "hidden_states"
     NO_DRAFT_INPUT = "no_draft_input"
@@ -87,8 +86,6 @@ def find_fall_through(batch: Any) -> Cause | None:
     """Why this decode round is not for us, or None."""
     if batch.spec_info is None or not batch.spec_info.is_draft_input():
         return Cause.NO_DRAFT_INPUT
-    if batch.has_grammar:
-        return Cause.GRAMMAR
     if batch.return_logprob:
         return Cause.LOGPROBS
     if batch.return_hidden_states:

@@ -55,16 +55,20 @@ class PlainDecode:
     dialect: Dialect
     graphs: Graphs | None
 
-    def run(self, batch: Any, on_publish: Any, draft: Draft) -> Any:
-        """SGLang's GenerationBatchResult of the round. What it raises leaves batch and runners as they were."""
+    def run(self, batch: Any, on_publish: Any, grammar_barrier: Any, draft: Draft) -> Any:
+        """SGLang's GenerationBatchResult of the round. What it raises leaves batch and runners as they were.
+
+        on_publish       takes the new lengths; None without overlap
+        grammar_barrier  advances the requests' grammars by the tokens of the round before; None without overlap
+        """
         saved = {name: getattr(batch, name) for name in BATCH_FIELDS}
         try:
-            return self._run(batch, on_publish, draft, saved)
+            return self._run(batch, on_publish, grammar_barrier, draft, saved)
         finally:
             for name, value in saved.items():
                 setattr(batch, name, value)
 
-    def _run(self, batch: Any, on_publish: Any, draft: Draft, saved: dict[str, Any]) -> Any:
+    def _run(self, batch: Any, on_publish: Any, grammar_barrier: Any, draft: Draft, saved: dict[str, Any]) -> Any:
         from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
         from sglang.srt.managers.utils import GenerationBatchResult
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
@@ -94,9 +98,12 @@ class PlainDecode:
             batch, target, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
         )
         forward_batch.spec_algorithm = SpeculativeAlgorithm.NONE
-        # 4. Forward and sample.
+        # 4. Forward and sample. The sampler asks each request's grammar which tokens may come; where rounds overlap, the tokens
+        #    of the round before are taken into account only now, while the forward runs.
         with self._plain(target), self._hand_on_read_done(target, follows=draft is Draft.EXTEND):
             output = target.forward(forward_batch)
+        if batch.has_grammar and grammar_barrier is not None:
+            grammar_barrier()
         tokens = target.sample(output.logits_output, forward_batch)
         result = GenerationBatchResult(
             logits_output=output.logits_output,

@@ -4,9 +4,9 @@
     activate(k)  the next decode round is a bridge, a plain one with the draft's extend of one token; then k steps
 
 The bridge is needed because the KV-only write leaves the draft's last *proposal* behind: what a round with drafts starts
-from (top-k and hidden state of every running request) is of the time before the zero phase. Requests that come later bring
-theirs from their prefill. Where each zero round runs the extend anyway, because the KV-only write does not fit the draft,
-nothing is behind and no bridge is run.
+from (top-k and hidden state of every running request) is of the time before the zero phase, and requests that came in it have
+none. Requests that come later bring theirs from their prefill. Where each zero round runs the extend anyway, because the
+KV-only write does not fit the draft, nothing is behind and no bridge is run.
 
 A round that does not fit falls through to SGLang. While zero steps are asked for, it then runs with the fewest steps that
 SGLang has a state for, its own zero step if there is one. The drafts of a round that falls through behind a zero phase
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from specserver.plugin.zero import fit, graphs
+from specserver.plugin.zero import fit, graphs, prompt
 from specserver.plugin.zero.dialect import Dialect
 from specserver.plugin.zero.round import Draft, PlainDecode
 
@@ -41,7 +41,8 @@ _ATTRIBUTE = "specserver_zero"
 
 
 class Outcome(StrEnum):
-    """How a round that zero steps were wanted for, or that led back from them, was run: a label of the counter.
+    """How a round that zero steps were wanted for, or that led back from them, was run, and prompts read meanwhile without
+    running the draft: a label of the counter.
 
     With `fit.Cause` for those that fell through, these are all.
     """
@@ -49,6 +50,8 @@ class Outcome(StrEnum):
     KV_ONLY = "kv_only"
     EXTEND = "extend"
     BRIDGE = "bridge"
+    PROMPT = "prompt"
+    PROMPT_ERROR = "prompt_error"
     ERROR = "error"
 
 
@@ -59,6 +62,8 @@ class ZeroStep:
         self.problem = ""
         self.kv_misfit = ""
         """Why zero rounds run the draft's extend instead of the KV-only write, or empty."""
+        self.prompt_problem = ""
+        """Why prompts in a zero phase are read by the whole draft again, or empty. It costs a little and breaks nothing."""
         self.dialect = dialect
         self.outcomes: Counter[str] = Counter()
         self.on_outcome: Callable[[str], None] = lambda outcome: None
@@ -79,6 +84,7 @@ class ZeroStep:
             if self.problem:
                 return
             self.kv_misfit = fit.find_kv_misfit(self._worker) or ""
+            setattr(self._worker._draft_worker, _ATTRIBUTE, self)
             if not str(self._worker._target_worker.model_runner.device).startswith("cpu"):
                 self._graphs = graphs.build_graphs(self._worker, self.dialect, draft_kv=not self.kv_misfit)
         except Exception as error:
@@ -108,7 +114,7 @@ class ZeroStep:
 
     # ---- each round ------------------------------------------------------------------------------------------------------
 
-    def run_round(self, batch: Any, on_publish: Any) -> Any | None:
+    def run_round(self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None) -> Any | None:
         """The result of a decode round that is plain; None where it is SGLang's to run. Never raises."""
         try:
             if not (self.asked or self._behind) or _is_other(batch) or not self.usable:
@@ -121,7 +127,9 @@ class ZeroStep:
                 return None
             bridge = not self.asked
             draft = Draft.EXTEND if bridge or self.kv_misfit else Draft.KV_ONLY
-            result = PlainDecode(self._worker, self.dialect, self._graphs).run(batch, on_publish, draft)
+            result = PlainDecode(self._worker, self.dialect, self._graphs).run(
+                batch, on_publish, grammar_barrier, draft
+            )
         except Exception as error:  # noqa: BLE001 — the round was put back as it was, and SGLang runs it
             self._note_error(error)
             return None
@@ -130,6 +138,23 @@ class ZeroStep:
             setattr(result, _BRIDGE, True)
         self._count(Outcome.BRIDGE if bridge else Outcome.EXTEND if self.kv_misfit else Outcome.KV_ONLY)
         return result
+
+    def run_prompt(self, draft_worker: Any, batch: Any, hidden: Any, next_tokens: Any, image_embeddings: Any) -> Any | None:
+        """The draft's part of a prefill in a zero phase, as SGLang's `_draft_extend_for_prefill` returns it; None where it is
+        SGLang's to run. Never raises."""
+        try:
+            if not self.asked or self.kv_misfit or self.prompt_problem or not prompt.fits(batch, image_embeddings):
+                return None
+            draft_input = prompt.write_prompt_kv(draft_worker, batch, hidden, next_tokens)
+        except Exception as error:
+            # Nothing was changed but rows that SGLang writes now.
+            self.prompt_problem = f"{type(error).__name__}: {error}"
+            logger.exception("a prompt's K and V could not be written alone; the draft reads prompts in full from now on")
+            self._count(Outcome.PROMPT_ERROR)
+            return None
+        self._behind = True
+        self._count(Outcome.PROMPT)
+        return draft_input
 
     def note_stock_round(self, batch: Any, result: Any) -> None:
         """After a round that SGLang ran: a decode round has made every running request's proposal fresh."""
@@ -166,6 +191,7 @@ class ZeroStep:
             "plainDecode": self.usable,
             "reason": self.reason,
             "draftExtendedBecause": self.kv_misfit,
+            "promptsReadBecause": self.prompt_problem,
             "rounds": {str(outcome): count for outcome, count in sorted(self.outcomes.items())},
             "graphs": None if self._graphs is None else self._graphs.report(),
         }

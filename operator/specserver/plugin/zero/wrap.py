@@ -4,6 +4,7 @@
 |----------------------------------------|----------------|---------------------------------------------------------------|
 | EAGLEWorkerV2.init_cuda_graphs         | all            | after it, the zero step's own graphs are captured             |
 | EAGLEWorkerV2.forward_batch_generation | all            | a decode round is plain, or SGLang's                          |
+| EagleDraftWorker._draft_extend_for_pr… | all            | a prompt in a zero phase: K and V alone                       |
 | FutureMap.stash                        | 0.5.17, 0.5.20 | a result without drafts stores its tokens, as later ones do   |
 
 `CALLED` is what the rounds call without wrapping it. It is checked against the sources of every supported version by the
@@ -21,6 +22,7 @@ from specserver.plugin.zero.dialect import Dialect
 from specserver.plugin.zero.step import zero_step_of
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2"
+_EAGLE_UTILS = "sglang.srt.speculative.eagle_utils"
 _RELAY = "sglang.srt.managers.overlap_utils"
 _MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPH_RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner"
@@ -34,9 +36,21 @@ ROUND = Target(
     ("self", "batch", "on_publish", "grammar_barrier", "pp_proxy_tensors"),
     (("0.5.17", ("self", "batch", "on_publish", "grammar_barrier")),),
 )
+PROMPT = Target(
+    _WORKER,
+    "EagleDraftWorker._draft_extend_for_prefill",
+    ("self", "batch", "target_hidden_states", "next_token_ids", "mm_input_embeds", "kv_loc_plan"),
+    tuple(
+        (version, ("self", "batch", "target_hidden_states", "next_token_ids", "mm_input_embeds"))
+        for version in ("0.5.17", "0.5.20")
+    ),
+)
 STASH = Target(_RELAY, "FutureMap.stash", ("self", "future_indices", "payload"))
 
-WRAPPED = (GRAPHS, ROUND, STASH)
+WRAPPED = (GRAPHS, ROUND, PROMPT, STASH)
+
+_ROUND_FURTHER, _PROMPT_FURTHER = ROUND.parameters[2:], PROMPT.parameters[2:]
+"""Parameters after the batch."""
 
 _EXTEND_WITHOUT_PLAN = ("self", "batch", "batch_result")
 _INIT_NEW_OLD = ("cls", "batch", "model_runner", "*", "capture_hidden_mode", "return_hidden_states_before_norm")
@@ -91,6 +105,8 @@ CALLED = (
     Target(_GRAPH_BUFFERS, "CudaGraphBufferRegistry.get_slot", ("self", "name")),
     Target(_GRAPH_BUFFERS, "GraphSlot.slice_for", ("self", "padded_bs", "padded_num_tokens")),
     Target("sglang.srt.distributed.parallel_state", "graph_capture", ("stream",)),
+    Target(_EAGLE_UTILS, "_eagle_prefill_tail_tokens", ("batch", "next_token_ids")),
+    Target(_EAGLE_UTILS, "get_draft_recurrent_hidden_state_spec", ("model_runner",)),
     Target(
         "sglang.srt.mem_cache.memory_pool",
         "MHATokenToKVPool.set_kv_buffer",
@@ -121,11 +137,20 @@ class ZeroHooks:
         step = zero_step_of(worker, self.version)
         if step.asked and not self.in_control():
             step.ask(wanted=False)
-        result = step.run_round(batch, kwargs.get("on_publish", args[0] if args else None))
+        named = {**dict(zip(_ROUND_FURTHER, args, strict=False)), **kwargs}
+        result = step.run_round(batch, named.get("on_publish"), named.get("grammar_barrier"))
         if result is None:
             result = original(worker, batch, *args, **kwargs)
             step.note_stock_round(batch, result)
         return result
+
+    def prompt(self, original: Callable[..., Any], draft_worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around `_draft_extend_for_prefill`."""
+        named = {**dict(zip(_PROMPT_FURTHER, args, strict=False)), **kwargs}
+        result = zero_step_of(draft_worker, self.version).run_prompt(
+            draft_worker, batch, named.get("target_hidden_states"), named.get("next_token_ids"), named.get("mm_input_embeds")
+        )
+        return original(draft_worker, batch, *args, **kwargs) if result is None else result
 
     def stash(self, relay: Any, future_indices: Any, payload: Any) -> bool:
         """Instead of `stash`, for a result without drafts: the rows of the last drafts stay as they are."""
