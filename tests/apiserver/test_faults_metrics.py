@@ -98,6 +98,7 @@ async def test_neither_lever_moves_while_the_load_is_unknown(world: World, prome
 
     await eventually(seen, "the load in status")
     await world.change(scaling={"minReplicas": 1})
+    await world.wait_condition("PolicyApplied", "True")
     pushes = {pod: len(engine.pushes) for pod, engine in world.engines.items()}
     uids, healthy = await world.pod_uids(), dict(vars(prometheus))
     for turn, (name, break_it, reason, says) in enumerate(STEPS):

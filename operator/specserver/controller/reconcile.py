@@ -345,7 +345,8 @@ class Reconciler:
             return known.load
 
         async def look() -> _LoadLook:
-            load = await self._sources.observe_load(server, seen.pods, now)
+            # Not the pass's time: what the pass did before it may have taken a while, and rates are by the time of the look.
+            load = await self._sources.observe_load(server, seen.pods, self._clock())
             return _LoadLook(load, self._clock(), uids)
 
         if memory.looking is None:

@@ -45,14 +45,17 @@ class DirectScraper:
         ready = replicas_to_observe(pods)
         if not ready:
             return NO_READY_REPLICAS
-        pages = await asyncio.gather(*(self._read_page(pod, port) for pod in ready))
+        began = asyncio.get_running_loop().time()
+
+        async def look(pod: Pod) -> PodLoad | Unknown:
+            page = await self._read_page(pod, port)
+            # Each page has the time at which it came: a rate by the time of asking would be off by the time of waiting.
+            read_at = now + asyncio.get_running_loop().time() - began
+            return page if isinstance(page, Unknown) else self._observe(pod, page, read_at, staleness_seconds, data_parallel)
+
+        replicas = await asyncio.gather(*(look(pod) for pod in ready))
         self._rates.forget(now)
-        return assemble_load(
-            [
-                (pod, page if isinstance(page, Unknown) else self._observe(pod, page, now, staleness_seconds, data_parallel))
-                for pod, page in zip(ready, pages, strict=True)
-            ]
-        )
+        return assemble_load(list(zip(ready, replicas, strict=True)))
 
     def _observe(
         self, pod: Pod, page: list[Sample], now: float, staleness_seconds: float, data_parallel: int
