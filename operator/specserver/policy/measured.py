@@ -61,12 +61,13 @@ LONGEST_PAUSE_SECONDS = 3600.0
 
 @dataclass
 class _Trial:
-    """A probe under way: of `steps`, from `home`. `key`: whose wait grows if it fails."""
+    """A probe under way: of `steps`, from `home`. `key`: whose wait grows if it fails; `round_seconds`: what a round of it was
+    predicted to take."""
 
     steps: int
     home: int
     key: tuple[int, int]
-    started_at: float
+    round_seconds: float
     deadline: float
     rounds: int = 0
     rows: int = 0
@@ -113,7 +114,8 @@ class Measured:
         # plain decode for a while
         self._plain_until, self._plain_reason = 0.0, Reason.KV_PRESSURE
         self._plain_waits: dict[Reason, _Wait] = {}
-        self._result_at = 0.0
+        self._progress_at, self._load = 0.0, (0, 0)
+        self._has_new_result = False
         self._guard, self._guard_rounds = 1.0, 0
         self.realised_goodput, self.predicted_goodput = 0.0, 0.0
 
@@ -121,7 +123,7 @@ class Measured:
 
     def record(self, result: Round, now: float) -> None:
         now = self._tick(now)
-        self._result_at = now
+        self._progress_at, self._has_new_result = now, True
         self._stale += 1
         trial = self._trial
         probing = trial is not None and trial.steps == result.steps
@@ -166,17 +168,18 @@ class Measured:
         if observation.running > 0:
             earned = policy.probe.max_duty * min(now - self._decided_at, 1.0)
             self._credit = min(self._credit + earned, MOST_CREDIT_SECONDS)
-        if now - self._decided_at > STANDSTILL_SECONDS:
-            self._result_at = now  # no turn at all is no turn without a result
-        self._decided_at = now
+        load = (observation.running, observation.queued)
+        if now - self._decided_at > STANDSTILL_SECONDS or load != self._load:
+            self._progress_at = now  # no turn at all is no turn without a result, and prefill is progress
+        self._decided_at, self._load = now, load
         # 1. Nothing runs: nothing to decide.
         if observation.running <= 0 and observation.queued <= 0 and steps is not None:
-            self._result_at = now
+            self._progress_at = now
             return steps, Reason.INITIAL
         # 2. Trouble.
         reason = self._find_trouble(ladder, steps, observation, now)
         if reason is not None:
-            self._end_trial(now)
+            self._end_trial()
             self._down_turns = self._up_turns = 0
             return 0, reason
         # 3. Nothing was measured yet: plain decode is never wrong by much.
@@ -189,12 +192,13 @@ class Measured:
         if self._trial is not None:
             if controlling and steps == self._trial.steps:
                 return self._continue_trial(policy, self._trial, now)
-            self._end_trial(now)
+            self._end_trial()
         # 5. A switch, or else a probe.
         place = ladder.index(steps)
         decided = self._switch(policy, place, now)
-        if decided is None and controlling:
+        if decided is None and controlling and self._has_new_result:
             decided = self._start_trial(policy, place, now)
+        self._has_new_result = False
         return decided or (steps, Reason.INITIAL)
 
     def _switch(self, policy: Policy, place: int, now: float) -> tuple[int, Reason] | None:
@@ -329,7 +333,7 @@ class Measured:
             return None
         deadline = now + PROBE_LONGEST * 2.0 * price + 1.0
         self._probed.add((ladder[chosen], self._band))
-        self._trial = _Trial(ladder[chosen], ladder[place], (-1, self._band), now, deadline)
+        self._trial = _Trial(ladder[chosen], ladder[place], (-1, self._band), seconds, deadline)
         self.acceptance.start_probe()
         self.probes += 1
         self._up_turns = self._down_turns = 0
@@ -338,12 +342,12 @@ class Measured:
     def _continue_trial(self, policy: Policy, trial: _Trial, now: float) -> tuple[int, Reason]:
         ladder = policy.steps
         if now > trial.deadline or trial.home not in ladder:
-            self._end_trial(now)
+            self._end_trial()
             return (trial.home if trial.home in ladder else 0), Reason.PROBE_OVER
         place = ladder.index(trial.steps)
         here, home = self._goodput[place], self._goodput[ladder.index(trial.home)]
         if self._hope[place] < home and (trial.rounds == 0 or trial.rows >= PROBE_ROWS):
-            self._end_trial(now)
+            self._end_trial()
             if trial.rounds:  # else only the load has changed
                 self._wait_longer(policy, self._probe_waits, trial.key, now)
             return trial.home, Reason.PROBE_OVER
@@ -359,13 +363,13 @@ class Measured:
             self._up_waits.pop((trial.steps, self._band), None)
             self._note_switch(now, up=trial.steps > trial.home)
             return trial.steps, Reason.UP if trial.steps > trial.home else Reason.DOWN
-        self._end_trial(now)
+        self._end_trial()
         self._wait_longer(policy, self._probe_waits, trial.key, now)
         return trial.home, Reason.PROBE_OVER
 
-    def _end_trial(self, now: float) -> None:
+    def _end_trial(self) -> None:
         if self._trial is not None:
-            spent = now - self._trial.started_at
+            spent = self._trial.rounds * self._trial.round_seconds
             self._credit -= spent
             self.probe_seconds += spent
             self._trial = None
@@ -406,7 +410,7 @@ class Measured:
                 self._go_plain(Reason.KV_PRESSURE, HOLD_SECONDS, now)
         if observation.retractions > 0:
             self._go_plain(Reason.RETRACTION, HOLD_SECONDS, now)
-        if steps and now - self._result_at > WATCHDOG_SECONDS:
+        if steps and now - self._progress_at > WATCHDOG_SECONDS:
             self._go_plain(Reason.WATCHDOG, HOLD_SECONDS, now)
         if self._guard_rounds >= GUARD_ROUNDS:
             self._guard, self._guard_rounds = 1.0, 0
