@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_RECONCILE_SECONDS = 300.0
 _CRD_POLL_SECONDS = 2.0
-_LIST_SECONDS = 20.0
+_LIST_SECONDS = 15.0
+_LIST_AGAIN_SECONDS = 2.0
 _WITHOUT_LEASE_SECONDS = 3.0
 
 
@@ -110,13 +111,16 @@ async def run(settings: Settings) -> None:
 
 async def _list_servers(cluster: KubernetesCluster, settings: Settings, on_server: ServerEvents) -> None:
     """Finds new and changed servers without the watch: a stream can be silent for a minute and look alive."""
+    pause = _LIST_SECONDS
     while True:
-        await asyncio.sleep(_LIST_SECONDS)
+        await asyncio.sleep(pause)
         try:
             listed = [await cluster.list_all(labels.KIND, namespace) for namespace in settings.namespaces or ("",)]
         except ClusterError as error:
             _log.info("servers were not listed: %s", error.message)
+            pause = _LIST_AGAIN_SECONDS
             continue
+        pause = _LIST_SECONDS
         for body in itertools.chain.from_iterable(listed):
             on_server.handle("MODIFIED", body)
 
