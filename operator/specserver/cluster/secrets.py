@@ -16,7 +16,7 @@ async def read_entry(cluster: Cluster, namespace: str, ref: SecretKeyRef) -> str
         secret = await cluster.get("Secret", namespace, ref.name)
     except NotFound:
         return None
-    return _decode(secret, ref.key)
+    return decode_entry(secret, ref.key)
 
 
 async def create_if_absent(cluster: Cluster, secret: Body) -> bool:
@@ -28,7 +28,8 @@ async def create_if_absent(cluster: Cluster, secret: Body) -> bool:
     return True
 
 
-def _decode(secret: Body, key: str) -> str | None:
+def decode_entry(secret: Body, key: str) -> str | None:
+    """The value of an entry, or None where it is not there or holds no text."""
     encoded = (secret.get("data") or {}).get(key)
     if not encoded:
         return None

@@ -27,7 +27,7 @@ from specserver.cluster.errors import Conflict, NotFound, Refused, Unavailable
 from specserver.cluster.events import emit_event
 from specserver.cluster.observe import ObservedObjects, is_ours, observe_objects
 from specserver.cluster.pods import apply_drain_marks
-from specserver.cluster.secrets import create_if_absent, read_entry
+from specserver.cluster.secrets import create_if_absent, decode_entry, read_entry
 from specserver.cluster.status import invalid_status, write_status
 from specserver.controller.policies import PATIENCE_SECONDS, Applied, PolicyPusher
 from specserver.controller.queue import Gone, Key, Outcome, RequeueAfter, Retry
@@ -247,13 +247,15 @@ class Reconciler:
     async def _ensure_keys(self, server: SpeculativeServer) -> tuple[tuple[Problem, ...], str | None]:
         """Makes the keys that the user names no Secret for; returns what is missing, and the admin key."""
         problems = []
+        secret: Body | None = None
         if needs_keys_secret(server):
             generated = labels.keys_secret_name(server.name)
             try:
                 secret = await self._cluster.get("Secret", server.namespace, generated)
             except NotFound:
                 secret = build_keys_secret(server, admin_key=randomness.token_urlsafe(32), api_key=randomness.token_urlsafe(32))
-                await create_if_absent(self._cluster, secret)
+                if not await create_if_absent(self._cluster, secret):
+                    secret = await self._cluster.get("Secret", server.namespace, generated)
             if not is_ours(secret, server.uid):
                 problems.append(_taken(secret))
             lost = [entry for entry in (labels.ADMIN_KEY_ENTRY, labels.API_KEY_ENTRY) if entry not in (secret.get("data") or {})]
@@ -267,7 +269,10 @@ class Reconciler:
             for one, value in zip(needed, values, strict=True)
             if value is None
         ]
-        return tuple(problems), await read_entry(self._cluster, server.namespace, admin_key_ref(server))
+        ref = admin_key_ref(server)
+        if secret is not None and secret["metadata"]["name"] == ref.name:
+            return tuple(problems), decode_entry(secret, ref.key)
+        return tuple(problems), await read_entry(self._cluster, server.namespace, ref)
 
     async def _apply_objects(
         self,
