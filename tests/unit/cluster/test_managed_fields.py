@@ -105,7 +105,7 @@ LIVE_CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an atomic map grew": lambda live: live["spec"]["selector"]["matchLabels"].update(c="d"),
     "a field was taken from us": lambda live: owned_container(live).pop("f:args"),
     "we own more than we want": lambda live: owned_container(live).update({"f:image": {}}),
-    "an item of ours was taken": lambda live: owned_container(live)["f:env"].clear(),
+    "an item of ours was taken": lambda live: owned_container(live).update({"f:env": {'k:{"name":"Y"}': {"f:name": {}}}}),
     "an item is gone": lambda live: container(live)["env"].clear(),
     "the label is gone": lambda live: live["metadata"]["labels"].pop("app.kubernetes.io/managed-by"),
     "nothing is known of us": lambda live: live["metadata"]["managedFields"].pop(0),
