@@ -165,7 +165,8 @@ def plan_rollout(
     # 3. What is under way in the Deployment's controller comes first.
     replicas = workload.spec_replicas
     progress = f"{len(new)} of {replicas} replicas have the newest revision"
-    if any(one.replicas and one.scaled_for not in (None, replicas) for one in workload.revisions):
+    unsettled = any(one.replicas and one.scaled_for not in (None, replicas) for one in workload.revisions)
+    if unsettled or old_count > replicas:
         return stay(Stand(Status.TRUE, Reason.NEW_REVISION, progress), serve=False)
     opened = gate is not None and target is not Target.NEW and gate > replicas - old_count
     if opened:
