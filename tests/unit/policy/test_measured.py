@@ -149,7 +149,7 @@ def test_too_short_a_gain_a_round_is_none() -> None:
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [
-        ({"kv_usage": 0.95, "kv_tokens": 1000}, Reason.KV_PRESSURE),
+        ({"kv_usage": 0.95, "kv_tokens": 500}, Reason.KV_PRESSURE),
         ({"kv_usage": 0.95, "kv_tokens": 0}, Reason.KV_PRESSURE),
         ({"retractions": 1}, Reason.RETRACTION),
     ],

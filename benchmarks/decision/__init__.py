@@ -1,0 +1,1 @@
+"""What the rule itself costs the scheduler's thread."""

@@ -1,0 +1,1 @@
+"""The rule on a simulated engine, beside fixed step counts and other rules."""
