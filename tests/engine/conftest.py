@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from tests.engine import conversations
 from tests.engine.environment import IMAGE, ensure_environment
 from tests.engine.server import API_KEY, Config, Reply, Server, policy_document, prompts
 
@@ -47,6 +48,7 @@ class PlainRun:
     policy: Reply
     put: Reply
     metrics: dict[str, float]
+    conversations: list[conversations.Turns]
 
 
 def run_plain(make_server: StartServer, config: Config) -> PlainRun:
@@ -58,6 +60,7 @@ def run_plain(make_server: StartServer, config: Config) -> PlainRun:
             policy=server.call("GET", "/specserver/v1/policy", key=key),
             put=server.call("PUT", "/specserver/v1/policy", policy_document(), key=key),
             metrics=server.metrics(),
+            conversations=conversations.converse_all(server),
         )
 
 
@@ -107,31 +110,38 @@ def eagle3_halves(make_server: StartServer, models: Path, plain_halves: PlainRun
 
 
 @pytest.fixture(scope="module")
-def eagle_halves(make_server: StartServer, models: Path, plain_halves: PlainRun) -> Iterator[Speculating]:
-    config = Config(models / "halves", "EAGLE", policy=policy_json())
-    yield from _speculating(make_server(config), plain_halves)
-
-
-@pytest.fixture(scope="module")
 def faults_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the server `eagle_random` shall get wrong; see faults/specserver_faults.py."""
+    """What a server with the test plugin shall get wrong; see faults/specserver_faults.py."""
     path = tmp_path_factory.mktemp("faults") / "faults.json"
     path.write_text("{}")
     return path
+
+
+def with_faults(config: Config, faults_file: Path) -> Config:
+    variables = {**config.variables, "SPECSERVER_TEST_FAULTS": str(faults_file)}
+    return replace(config, python_path=(Path(__file__).parent / "faults",), variables=variables)
+
+
+GPU_STEP_SECONDS = {"0": 0.0100, "1": 0.0108, "2": 0.0116, "3": 0.0124}
+
+
+@pytest.fixture(scope="module")
+def eagle_halves(
+    make_server: StartServer, models: Path, plain_halves: PlainRun, faults_file: Path
+) -> Iterator[Speculating]:
+    """With the test plugin, for rounds that cost what they would on a GPU, from the first one on."""
+    faults_file.write_text(json.dumps({"stepSeconds": GPU_STEP_SECONDS}))
+    config = with_faults(Config(models / "halves", "EAGLE", policy=policy_json()), faults_file)
+    yield from _speculating(make_server(config), plain_halves)
 
 
 @pytest.fixture(scope="module")
 def eagle_random(
     make_server: StartServer, models: Path, plain_random: PlainRun, faults_file: Path
 ) -> Iterator[Speculating]:
-    """With the plugin that injects faults."""
-    config = Config(
-        models / "random",
-        "EAGLE",
-        policy=policy_json(),
-        python_path=(Path(__file__).parent / "faults",),
-        variables={"SPECSERVER_TEST_FAULTS": str(faults_file)},
-    )
+    """With the test plugin, for faults, and with two HTTP processes."""
+    workers = ("--tokenizer-worker-num", "2")
+    config = with_faults(Config(models / "random", "EAGLE", policy=policy_json(), arguments=workers), faults_file)
     yield from _speculating(make_server(config), plain_random)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from specserver.plugin import sweep
 from tests.engine import scenarios
 from tests.engine.conftest import PROMPTS, TOKENS, Speculating
 from tests.engine.scenarios import TOP, count_rounds
@@ -13,6 +15,7 @@ from tests.engine.server import ADMIN_KEY, LADDER, Server, policy_document, wait
 
 POLICY = "/specserver/v1/policy"
 STATE = "/specserver/v1/state"
+FORCE = "/specserver/v1/force"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,64 @@ def test_observe_says_what_it_would_do_and_does_not(eagle3_random: Speculating) 
     wait_until(lambda: server.state()["decidedSteps"] == TOP, 10, "the rule would speculate again")
     assert eagle3_random.wrong(outputs, of=slice(12)) == []
     assert {k for k, count in rounds.items() if count} == {TOP}
+
+
+def test_forced_steps_hold_whatever_the_policy_until_they_are_taken_back(eagle3_random: Speculating) -> None:
+    server = eagle3_random.server
+    server.set_policy(mode="Never")
+    reply = server.call("POST", FORCE, {"steps": 2, "ttlSeconds": 600}, key=ADMIN_KEY)
+    assert (reply.status, reply.body) == (200, {"steps": 2, "ttlSeconds": 600.0, "ranks": [{"rank": "tp0"}]})
+    with count_rounds(server) as rounds:
+        assert eagle3_random.wrong(server.generate_all(PROMPTS, TOKENS, concurrency=8)) == []
+    state = server.state()
+    assert ({k for k, count in rounds.items() if count}, state["steps"], state["forced"]["steps"]) == ({2}, 2, 2)
+    assert (state["decisions"][-1]["steps"], state["decisions"][-1]["reason"]) == (2, "Forced")
+    assert server.call("DELETE", FORCE, key=ADMIN_KEY).status == 200
+    state = server.state()
+    assert (state["steps"], state["forced"]) == (0, None)
+
+
+def test_forced_steps_end_by_themselves(server: Server) -> None:
+    server.set_policy(mode="Never")
+    assert server.call("POST", FORCE, {"steps": 1, "ttlSeconds": 0.5}, key=ADMIN_KEY).status == 200
+    wait_until(lambda: server.state()["steps"] == 0, 30, "the forced steps' time is over")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"), [({"steps": 9, "ttlSeconds": 1}, "steps"), ({"steps": 1}, "ttlSeconds"), (b"{", "")], ids=str
+)
+def test_a_wrong_force_is_refused_by_field(server: Server, body: object, field: str) -> None:
+    reply = server.call("POST", FORCE, body, key=ADMIN_KEY)
+    assert (reply.status, reply.body["field"], server.state()["forced"]) == (422, field, None)
+
+
+def test_step_costs_are_measured_and_can_be_fetched(server: Server) -> None:
+    server.set_policy(mode="Always")
+    server.generate_all(PROMPTS[:4], TOKENS, concurrency=1)
+    state, profile = server.state(), server.call("GET", "/specserver/v1/profile", key=ADMIN_KEY)
+    time = state["stepTime"][str(TOP)]
+    assert time["rounds"] > 100
+    assert profile.status == 200
+    assert profile.body["key"] == state["profile"]["key"]
+    assert (profile.body["key"]["gpu"], profile.body["key"]["engineVersion"]) == ("cpu", "0.5.23")
+    (running, seconds), *_ = profile.body["stepSeconds"][str(TOP)]
+    assert (running, seconds > 0) == (1, True)
+
+
+def test_a_sweep_measures_costs_and_leaves_the_engine_to_its_policy(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server.set_policy(mode="Never")
+    before = server.state()["estimates"]["acceptanceTrials"]
+    monkeypatch.setenv("SPECSERVER_ADMIN_KEY", ADMIN_KEY)
+    out = tmp_path / "profile.json"
+    assert sweep.main(["--url", f"http://127.0.0.1:{server.port}", "--out", str(out), "--seconds", "10"]) == 0
+    wait_until(lambda: server.state()["running"] == 0, 60, "the sweep's requests were given up")
+    state, profile = server.state(), json.loads(out.read_text())
+    assert (state["forced"], state["steps"], state["hookErrors"]) == (None, 0, 0)
+    assert profile["key"] == state["profile"]["key"]
+    assert set(profile["stepSeconds"]) >= {"0", str(TOP)}
+    assert state["estimates"]["acceptanceTrials"] <= before, "drafts of made-up requests are no evidence"
 
 
 def test_another_ladder_takes_effect_at_once(server: Server) -> None:
@@ -155,6 +216,12 @@ def test_metrics_agree_with_the_state(server: Server) -> None:
     assert metrics["specserver_steps"] == state["steps"] == TOP
     for steps, count in state["rounds"].items():
         assert metrics[f'specserver_rounds_total{{steps="{steps}"}}'] == count
+    for steps, time in state["stepTime"].items():
+        assert metrics[f'specserver_step_seconds_count{{steps="{steps}"}}'] == time["rounds"]
+        assert metrics[f'specserver_step_seconds_sum{{steps="{steps}"}}'] == pytest.approx(time["seconds"])
+    for position, drafts in enumerate(state["acceptance"], start=1):
+        for what, count in drafts.items():
+            assert metrics.get(f'specserver_drafts_{what}_total{{position="{position}"}}', 0) == count
     switches = [value for name, value in metrics.items() if name.startswith("specserver_switches_total")]
     assert sum(switches) == state["switches"] == state["switchesLastHour"]
     assert metrics["specserver_accept_length"] == pytest.approx(state["acceptLength"])

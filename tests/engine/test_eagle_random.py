@@ -1,4 +1,4 @@
-"""EAGLE on the attention-heavy models, and what happens when our own code raises: the engine serves on."""
+"""EAGLE on the attention-heavy models with two HTTP processes, and what happens when our own code raises: it serves on."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def test_outputs_while_load_switches(eagle_random: Speculating) -> None:
 
 def test_outputs_while_policy_switches(eagle_random: Speculating) -> None:
     scenarios.check_outputs_while_policy_switches(eagle_random)
+
+
+def test_every_http_process_has_the_routes_and_the_metrics(eagle_random: Speculating) -> None:
+    """Each call is a connection of its own, which any of them may take."""
+    server = eagle_random.server
+    for _ in range(40):
+        server.set_policy(mode="Always")
+        assert server.call("GET", "/specserver/v1/state", key="wrong").status == 401
+    assert server.metrics()["specserver_policy_revision"] == server.state()["revision"]
+    assert len([line for line in server.log().splitlines() if "Start multi-tokenizer worker process" in line]) == 2
 
 
 @pytest.mark.parametrize(("fault", "hook"), [("rule", "turn"), ("result", "result")])

@@ -41,8 +41,13 @@ def test_outputs_while_policy_switches(two_ranks: Speculating) -> None:
 
 
 def check_ranks_agree(two_ranks: Speculating) -> None:
-    """What each rank counted for itself. Times are its own clock's."""
-    own = ("rank", "lastSwitchAt")
+    """What each rank counted for itself, and the hash over the steps and batch size of every round that it ran.
+
+    Times are its own clock's, and the rule is one rank's alone.
+    """
+    own = ("rank", "lastSwitchAt", "stepTime", "forced", "estimates", "decisions")
     first, second = ({k: v for k, v in state.items() if k not in own} for state in two_ranks.server.states())
     assert first["switches"] > 0
+    assert sum(first["rounds"].values()) > 100
+    assert first["decisionHash"] == second["decisionHash"]
     assert first == second
