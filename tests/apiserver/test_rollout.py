@@ -319,11 +319,11 @@ async def test_drift_of_a_kept_template_is_repaired_without_new_pods(world: Worl
     before = await world.pod_uids()
     pause = [{"op": "add", "path": "/spec/paused", "value": True}]
     await world.api.patch("Deployment", world.namespace, "chat", pause, how=JSON_PATCH)
-    label = [{"op": "replace", "path": "/spec/template/spec/terminationGracePeriodSeconds", "value": 5}]
+    label = [{"op": "replace", "path": "/spec/template/spec/terminationGracePeriodSeconds", "value": 500}]
     await world.api.patch("Deployment", world.namespace, "chat", label, how=JSON_PATCH)
 
     async def is_back() -> bool:
-        return bool((await _template(world))["spec"]["terminationGracePeriodSeconds"] != 5)
+        return bool((await _template(world))["spec"]["terminationGracePeriodSeconds"] != 500)
 
     await eventually(is_back, "the template as it was")
     assert image_of(await _template(world)) == "engine:1", "the one of the pods that there are"
