@@ -51,6 +51,8 @@ class FakeEngine:
     queued: int = 0
     token_usage: float = 0.0
     decoded_tokens: float = 0.0
+    decode_rate: float = 0.0
+    """Tokens a second that come on top, by the clock."""
     accept_length: float | None = None
 
     # What is wrong with it.
@@ -241,13 +243,14 @@ class FakeEngine:
         return web.Response(text=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     def _build_page(self) -> str:
+        decoded = self.decoded_tokens + self.decode_rate * time.monotonic()
         labels = '{engine_type="unified",model_name="fake",moe_ep_rank="0",pp_rank="0",tp_rank="0"}'
         lines = [
             f"sglang:max_total_num_tokens{labels} 8192.0",
             f"sglang:num_running_reqs{labels} {float(self.running)}",
             f"sglang:num_queue_reqs{labels} {float(self.queued)}",
             f"sglang:token_usage{labels} {self.token_usage}",
-            f'sglang:realtime_tokens_total{labels[:-1]},mode="decode"}} {self.decoded_tokens}',
+            f'sglang:realtime_tokens_total{labels[:-1]},mode="decode"}} {decoded}',
         ]
         if self.has_plugin and self.exports_live_gauges:
             steps, _ = self.decide()
