@@ -213,7 +213,8 @@ class Benchmark:
         await session.stage("best steps", 20, self.find_best_steps)
         for period, count in self.plan.periods:
             both = ("oracle", "measured")
-            for arm in (*both, "fixed-3", "fixed-0", *both[::-1]) if count > 1 else both:
+            further = ("fixed-3", "fixed-0") if period == self.plan.periods[0][0] else ()
+            for arm in (*both, *further, *both[::-1]) if count > 1 else both:
                 await session.stage(
                     f"wave {period} s {arm}", period * count + 5, partial(self.wave, period, count, arm)
                 )

@@ -47,7 +47,7 @@ class Plan:
     groups: int = 16
     concurrencies: tuple[int, ...] = CONCURRENCIES
     originating: tuple[int, ...] = ORIGINATING
-    one_by_one: tuple[int, ...] = (70, 250)
+    one_by_one: tuple[int, ...] = (128,)
     window_seconds: float = 1.3
     settle_seconds: float = 0.25
     adapt_seconds: float = 0.8

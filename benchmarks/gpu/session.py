@@ -172,7 +172,6 @@ def parse_arguments(name: str) -> argparse.Namespace:
     parser.add_argument("out", type=Path, help="folder for the results")
     parser.add_argument("deadline", type=float, help="seconds after which nothing new is begun")
     parser.add_argument("--part", default="all", help="which part of the benchmark")
-    parser.add_argument("--trained", type=Path, metavar="DIR", help="a trained pair: target/ and eagle3/")
     parser.add_argument("--only", help="servers to start, with commas; all if left out")
     parser.add_argument("--rehearse", type=Path, metavar="MODELS", help="on a CPU, with the tiny models in this folder")
     parser.add_argument("--fake", action="store_true", help="without SGLang: the plan in real time against stand-ins")

@@ -1,6 +1,7 @@
 """The zero-step benchmark on one GPU: is plain decode inside a speculating server as fast as a server without speculation?
 
-    bash benchmarks/zero-step/run.sh OUT DEADLINE
+    bash benchmarks/zero-step/run.sh OUT DEADLINE                  speed on each backend, proposals
+    bash benchmarks/zero-step/run.sh OUT DEADLINE --part trained   accepted drafts, graph memory
 
 For FlashAttention-3, Triton and FlashInfer: a plain server and ours side by side. At each concurrency all requests start and
 end together (one decode cycle), so that every interval between two launches counts, and each arm runs forward, then in reverse
@@ -9,7 +10,8 @@ SGLang's own zero step is measured beside them at a few concurrencies.
 
 Then: what the draft model proposes after zero phases, against a run that always speculated. Its KV pool is overwritten with
 noise before each run, so that only what the zero rounds themselves wrote can make a proposal right. Weights are random and so
-say nothing about acceptance; `--trained DIR` adds a trained pair, for which accepted drafts are counted.
+say nothing about acceptance; the other part runs a small trained pair (images/sglang-cpu/trained) on each backend and counts
+accepted drafts. One server of the large model starts alone in it: free memory tells what its graphs take only without neighbours.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +33,7 @@ from benchmarks.gpu import digest
 from benchmarks.gpu.load import Client, Shape
 from benchmarks.gpu.product import Product
 from benchmarks.gpu.rounds import Kind
-from benchmarks.gpu.servers import Machine, Running, Server
+from benchmarks.gpu.servers import REPOSITORY, Machine, Running, Server
 from benchmarks.gpu.session import Session, choose_machine, line_of, parse_arguments
 
 LADDER = (0, 3)
@@ -39,6 +42,7 @@ PINNED_AT_ZERO = {"1": (0,), "100000": (3,)}
 """A table of SGLang's adaptive controller that never leaves 0; 3 has to be in it, because the server starts with 3."""
 
 REQUEST = Shape(prompt=128, output=256)
+TRAINED = REPOSITORY / "images" / "sglang-cpu" / "trained"
 
 
 @dataclass(frozen=True)
@@ -46,26 +50,32 @@ class Plan:
     shape: Shape = REQUEST
     concurrencies: tuple[int, ...] = (1, 10, 32, 70, 128, 250)
     stock_concurrencies: tuple[int, ...] = (1, 32, 128)
+    repeated_backends: tuple[str, ...] = ("flashinfer",)
+    repeated_concurrencies: tuple[int, ...] = (10, 70)
     backends: tuple[str, ...] = ("fa3", "flashinfer", "triton")
     prompts: int = 6
     draft_prompt: int = 100
     draft_output: int = 96
     second_output: int = 32
-    toggle_seconds: float = 0.06
+    toggle_seconds: float = 0.03
     zero_phase_seconds: float = 30.0
-    short_phase_seconds: float = 3.0
-    trained_concurrency: int = 8
+    further_phases: tuple[float, ...] = (2.0, 2.0, 2.0, 2.0)
+    rounds_after: int = 4
+    trained_concurrency: int = 128
     trained_output: int = 200
-    trained_second: int = 24
+    trained_second: int = 512
+    trained_kv_tokens: int = 262_144
+    alone_seconds: float = 25.0
     start_seconds: float = 170.0
     kv_tokens: int = 100_000
     stock_kv_tokens: int = 52_000
 
 
 REHEARSAL = Plan(
-    shape=Shape(8, 24), concurrencies=(1, 4), stock_concurrencies=(1, 4), backends=("cpu",), prompts=3, draft_prompt=20,
-    draft_output=40, second_output=16, start_seconds=420.0, toggle_seconds=0.1, zero_phase_seconds=6.0,
-    trained_concurrency=3, trained_output=60, trained_second=6, stock_kv_tokens=16384,
+    shape=Shape(8, 24), concurrencies=(1, 4), stock_concurrencies=(1, 4), backends=("cpu",),
+    repeated_backends=(), prompts=3, draft_prompt=20,
+    draft_output=40, second_output=16, start_seconds=420.0, toggle_seconds=0.1, zero_phase_seconds=6.0, further_phases=(3.0,),
+    trained_concurrency=3, trained_output=60, trained_second=6, trained_kv_tokens=16384, alone_seconds=1.0, stock_kv_tokens=16384,
 )  # fmt: skip
 
 
@@ -76,8 +86,8 @@ def backend_of(name: str, machine: Machine) -> dict[str, Any]:
 
 
 class Benchmark:
-    def __init__(self, session: Session, plan: Plan, trained: Path | None) -> None:
-        self.session, self.plan, self.trained = session, plan, trained
+    def __init__(self, session: Session, plan: Plan) -> None:
+        self.session, self.plan = session, plan
         session.raw.update(
             plan={"prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies},
             proposals=[], acceptance=[], reports={},
@@ -87,7 +97,7 @@ class Benchmark:
         # 1. Two backends at once: as many servers as the GPU's memory holds.
         first, second = self.plan.backends[:2], self.plan.backends[2:]
         await self.measure_backends(first, [])
-        # 2. The others, with SGLang's own zero step and the trained pair beside them.
+        # 2. The others, with SGLang's own zero step beside them.
         stock = [self.stock_server(name) for name in self.plan.backends if name != "triton"]
         if second or stock:
             await self.measure_backends(second, stock)
@@ -103,26 +113,51 @@ class Benchmark:
         options["arguments"] = (*options.get("arguments", ()), "--max-total-tokens", str(self.plan.stock_kv_tokens))
         return Server(f"stock-{backend}", 3, PINNED_AT_ZERO, **options)
 
-    def trained_servers(self) -> list[Server]:
-        """The trained pair is small and has another head size than the trimmed FlashAttention-3."""
-        if self.trained is None:
-            return []
-        options = backend_of("triton", self.session.machine)
+    def trained_server(self, backend: str) -> Server:
+        options = backend_of(backend, self.session.machine)
         options["arguments"] = (
-            *options.get("arguments", ()), "--load-format", "auto", "--max-total-tokens", "16384",
-            "--context-length", str(context_of(self.trained / "target")),
+            *options.get("arguments", ()), "--load-format", "auto", "--context-length", str(context_of(TRAINED / "target")),
+            "--max-total-tokens", str(self.plan.trained_kv_tokens),
         )  # fmt: skip
-        return [Server("trained", 3, product=True, target=self.trained / "target", draft=self.trained / "eagle3", **options)]
+        return Server(f"trained-{backend}", 3, product=True, target=TRAINED / "target", draft=TRAINED / "eagle3", **options)
+
+    async def run_trained(self) -> None:
+        session, plan = self.session, self.plan
+        # 1. One large server has the GPU to itself while it captures its graphs; the others start behind it.
+        alone = self.our_server(plan.backends[0])
+        session.fleet.launch([alone])
+        await asyncio.sleep(plan.alone_seconds)
+        repeated = [server for name in plan.repeated_backends for server in (self.plain_server(name), self.our_server(name))]
+        trained = [self.trained_server(name) for name in plan.backends]
+        session.fleet.launch([*trained, *repeated])
+        names = [server.name for server in (alone, *trained, *repeated)]
+        session.fleet.wait_for(names, min(session.end - 60, time.monotonic() + plan.start_seconds))
+        self.note_report(alone.name, "atStart")
+        # 2. Acceptance is no matter of time, so the small servers can run side by side.
+        await session.stage("acceptance", plan.zero_phase_seconds + 45, self.compare_all_acceptance)
+        # 3. What the other part measured too few times.
+        await session.stage("warm-up", 15, self.warm_up)
+        for backend in plan.repeated_backends:
+            for concurrency in plan.repeated_concurrencies:
+                await session.stage(f"{backend} C={concurrency}", 15, partial(self.compare, backend, concurrency))
+        await session.stage(f"proposals {alone.name}", 15, partial(self.compare_proposals, alone.name))
+        for server in (alone, *trained):
+            self.note_report(server.name, "atEnd")
+
+    async def compare_all_acceptance(self) -> None:
+        names = [name for name in self.session.fleet.running if name.startswith("trained")]
+        for error in await asyncio.gather(*(self.compare_acceptance(name) for name in names), return_exceptions=True):
+            if error is not None:
+                self.session.problem("acceptance", error)
 
     async def measure_backends(self, backends: Sequence[str], stock: Sequence[Server]) -> None:
         session, plan = self.session, self.plan
         session.fleet.stop_all()
         servers = [server for name in backends for server in (self.plain_server(name), self.our_server(name))]
-        trained = self.trained_servers() if stock or len(plan.backends) < 3 else []
         if session.left() < 90 and session.machine.name != "cpu":
             session.leave_out(f"servers {', '.join(server.name for server in (*servers, *stock))}")
             return
-        session.fleet.start([*servers, *stock, *trained], min(session.end - 20, time.monotonic() + plan.start_seconds))
+        session.fleet.start([*servers, *stock], min(session.end - 20, time.monotonic() + plan.start_seconds))
         session.save()
         await session.stage("warm-up", 15, self.warm_up)
         for backend in backends:
@@ -136,9 +171,6 @@ class Benchmark:
         for backend in backends:
             await session.stage(f"proposals {backend}", 15, partial(self.compare_proposals, f"ours-{backend}"))
             self.note_report(f"ours-{backend}", "atEnd")
-        for server in trained:
-            await session.stage("acceptance", plan.zero_phase_seconds + 15, partial(self.compare_acceptance, server.name))
-            self.note_report(server.name, "atEnd")
 
     def running(self, name: str) -> Running:
         try:
@@ -157,10 +189,12 @@ class Benchmark:
         for running in list(self.session.fleet.running.values()):
             if running.server.product:
                 Product(running, LADDER).fixed(0)
-            if running.name != "trained":
+            if not running.name.startswith("trained"):
                 biggest = self.plan.stock_concurrencies[-1] if running.name.startswith("stock") else self.plan.concurrencies[-1]
                 sizes = [c for c in self.plan.concurrencies if c <= biggest]
-                await self.session.warm_up(running, sizes, Shape(self.plan.shape.prompt, 4))
+                async with self.session.client(running, seed=99) as client:
+                    for size in sizes:  # in one call, as the cycles
+                        await client.generate([client.prompt(self.plan.shape.prompt) for _ in range(size)], 4)
 
     # ---- speed -----------------------------------------------------------------------------------------------------------------
 
@@ -283,35 +317,41 @@ class Benchmark:
         The first turn's requests are under way at the end of the phase; the second turn's continue conversations that the phase
         left in the prefix cache.
         """
-        running = self.running(name)
+        running, plan = self.running(name), self.plan
         product = Product(running, LADDER)
         for arm in ("always", "ready", "control"):
+            first = Accepted()
             async with self.session.client(running) as client:
                 texts = Texts(seed=5)
                 await self.start_cold(running, client, texts.next())
-                # 1. The phase.
-                product.fixed(3 if arm == "always" else 0)
-                loop = TextLoop(client, texts, self.plan.trained_concurrency, self.plan.trained_output)
-                loop.start()
-                await asyncio.sleep(self.plan.zero_phase_seconds if arm == "ready" else self.plan.short_phase_seconds)
-                # 2. Its end, with requests under way.
-                running.controls.set(note_drafts=True)
-                if arm == "control":
-                    scribble(running)
-                product.fixed(3)
-                switched = time.monotonic()
-                await loop.stop(abort=False)
-                first = accepted_after(running, switched, loop.started_before(switched))
-                # 3. Conversations of the phase go on.
-                marks = []
-                for number, (prompt, output) in enumerate(loop.finished_before(switched)[-self.plan.trained_second :]):
-                    conversation = [*prompt, *output]
-                    marks.append(f"second-{arm}-{number}-{time.monotonic_ns()}")
-                    await client.generate(continued(conversation, len(conversation) + 3), 16, rid=marks[-1])
-                second = accepted_after(running, switched, marks)
+                phases = (plan.zero_phase_seconds, *plan.further_phases) if arm == "ready" else plan.further_phases
+                for seconds in phases:
+                    # 1. The phase.
+                    running.controls.set(note_drafts=False)
+                    product.fixed(3 if arm == "always" else 0)
+                    loop = TextLoop(client, texts, plan.trained_concurrency, plan.trained_output)
+                    loop.start()
+                    await asyncio.sleep(seconds)
+                    # 2. Its end, with requests under way.
+                    running.controls.set(note_drafts=True)
+                    if arm == "control":
+                        scribble(running)
+                    product.fixed(3)
+                    switched = time.monotonic()
+                    await loop.stop()
+                    first.add(running, switched, loop.started_before(switched), plan.rounds_after)
+                # 3. Conversations of the last phase go on.
+                left = [[*prompt, *output] for prompt, output in loop.finished_before(switched)[-plan.trained_second :]]
+                marks = [f"second-{arm}-{number}-{time.monotonic_ns()}" for number in range(len(left))]
+                continuations = [continued(conversation, len(conversation) + 3) for conversation in left]
+                await asyncio.gather(
+                    *(client.generate(text, 24, rid=mark) for text, mark in zip(continuations, marks, strict=True))
+                )
+                second = Accepted()
+                second.add(running, switched, marks, plan.rounds_after)
                 running.controls.set(note_drafts=False)
             self.session.note_errors(running, client)
-            result = {"server": name, "arm": arm, "first": first, "second": second}
+            result = {"server": name, "arm": arm, "first": first.report(), "second": second.report()}
             self.session.raw["acceptance"].append(result)
             self.session.say(f"acceptance {json.dumps(result)}")
 
@@ -358,10 +398,9 @@ class TextLoop:
             self._answers.append((time.monotonic(), prompt, answer["output_ids"]))
             output = self._output
 
-    async def stop(self, *, abort: bool) -> None:
+    async def stop(self) -> None:
+        """When the requests under way are done."""
         self._stopping = True
-        if abort:
-            await self._client.abort_all()
         await asyncio.gather(*self._workers)
 
     def started_before(self, moment: float) -> list[str]:
@@ -421,24 +460,40 @@ def is_after_gap(length: int, lengths: Sequence[int], width: int) -> bool:
     return not any(length - width <= other < length for other in lengths)
 
 
-def accepted_after(running: Running, switched: float, requests: Sequence[str]) -> dict[str, Any]:
-    """Drafts accepted in the first four rounds with drafts of each of these requests after the switch."""
-    rounds: dict[str, list[int]] = {request: [] for request in requests}
-    for note in read_notes(running):
-        drafted = "gained" in note and note["time"] >= switched and note["steps"] > 0 and note["gained"] > 0
-        if drafted and note["request"] in rounds:
-            rounds[note["request"]].append(note["gained"] - 1)
-    first = [count for counts in rounds.values() for count in counts[:4]]
-    seen = sum(bool(counts) for counts in rounds.values())
-    return {"requests": seen, "rounds": len(first), "acceptedDrafts": round(sum(first) / len(first), 4) if first else None}
+class Accepted:
+    """Drafts accepted in the first rounds with drafts of each request after a moment."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._requests = 0
+
+    def add(self, running: Running, moment: float, requests: Sequence[str], rounds: int) -> None:
+        found: dict[str, list[int]] = {request: [] for request in requests}
+        for note in read_notes(running):
+            counts = found.get(note["request"])
+            if counts is not None and "gained" in note and note["time"] >= moment and note["steps"] > 0 and note["gained"] > 0:
+                counts.append(note["gained"] - 1)
+        self._requests += sum(bool(counts) for counts in found.values())
+        self._counts += [count for counts in found.values() for count in counts[:rounds]]
+
+    def report(self) -> dict[str, Any]:
+        """`error` is the standard error of the mean."""
+        if len(self._counts) < 2:
+            return {"requests": self._requests, "rounds": len(self._counts), "acceptedDrafts": None, "error": None}
+        mean, deviation = statistics.fmean(self._counts), statistics.stdev(self._counts)
+        return {
+            "requests": self._requests, "rounds": len(self._counts), "acceptedDrafts": round(mean, 4),
+            "error": round(deviation / len(self._counts) ** 0.5, 4),
+        }  # fmt: skip
 
 
 if __name__ == "__main__":
     options = parse_arguments("zero-step")
     plan = REHEARSAL if options.rehearse else Plan()
-    run = Session("zero-step", options.out, options.deadline, choose_machine(options, 256, plan.kv_tokens))
+    run = Session(f"zero-step-{options.part}", options.out, options.deadline, choose_machine(options, 256, plan.kv_tokens))
     try:
-        asyncio.run(Benchmark(run, plan, options.trained).run())
+        benchmark = Benchmark(run, plan)
+        asyncio.run(benchmark.run_trained() if options.part == "trained" else benchmark.run())
     except Exception as failure:
         run.problem("zero-step", failure)
         raise

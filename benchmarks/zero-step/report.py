@@ -1,6 +1,6 @@
 """Table, picture and targets of the zero-step benchmark, from its raw data alone:
 
-    python -m benchmarks.zero-step.report RAW.json [--out FOLDER]
+    python -m benchmarks.zero-step.report SPEED.json TRAINED.json [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ WORDS = {
     "stock": "SGLang's own zero step",
 }
 
+COUNTS = ("requests", "rounds", "acceptedDrafts", "error")
+LISTS = ("cells", "proposals", "acceptance", "leftOut", "problems")
+
 Cell = dict[str, Any]
 
 
 class Cells:
-    """Iteration time and rate by backend, concurrency and arm: the mean of the forward and the reverse order."""
+    """Iteration time and rate by backend, concurrency and arm: the median of all runs, in forward and reverse order."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = cells
         self.backends = list(dict.fromkeys(cell["backend"] for cell in cells))
         self.concurrencies = sorted({cell["concurrency"] for cell in cells})
 
-    def _mean(self, backend: str, concurrency: int, arm: str, value: Callable[[Cell], float | None]) -> float | None:
+    def _median(self, backend: str, concurrency: int, arm: str, value: Callable[[Cell], float | None]) -> float | None:
         values = [
             found
             for cell in self._cells
             if (cell["backend"], cell["concurrency"], cell["arm"]) == (backend, concurrency, arm)
             and (found := value(cell)) is not None
         ]
-        return statistics.fmean(values) if values else None
+        return statistics.median(values) if values else None
 
     def interval(self, backend: str, concurrency: int, arm: str) -> float | None:
         """Median milliseconds from launch to launch at exactly this concurrency, of rounds with zero steps."""
-        return self._mean(backend, concurrency, arm, lambda cell: cell["intervalMs"].get("0", {}).get("p50"))
+        return self._median(backend, concurrency, arm, lambda cell: cell["intervalMs"].get("0", {}).get("p50"))
 
     def rate(self, backend: str, concurrency: int, arm: str) -> float | None:
-        return self._mean(backend, concurrency, arm, lambda cell: cell["tokensPerSecond"])
+        return self._median(backend, concurrency, arm, lambda cell: cell["tokensPerSecond"])
 
     def interval_ratio(self, backend: str, concurrency: int, arm: str) -> float | None:
         return divide(self.interval(backend, concurrency, arm), self.interval(backend, concurrency, "plain"))
@@ -96,26 +99,36 @@ def targets_of(raw: dict[str, Any], cells: Cells) -> list[Target]:
     for turn in ("first", "second"):
         name = f"accepted drafts in the first 4 rounds after a zero phase ÷ always, {turn} turn (trained pair)"
         targets.append(target(name, acceptance_ratio(raw, turn), "ratio", "≥", 0.98))
-    graphs = [report["atStart"].get("zero", {}).get("graphs") for report in raw["reports"].values() if "atStart" in report]
-    known = [graph for graph in graphs if graph]
-    memory = max((graph["gigabytes"] for graph in known), default=None)
-    seconds = max((graph["seconds"] for graph in known), default=None)
-    targets.append(target("extra graph memory, most of the backends", memory, "GB", "≤", 0.3))
-    targets.append(target("extra start-up time, most of the backends", seconds, "s", "≤", 2))
+    graphs = raw.get("alone", {}).get("zero", {}).get("graphs") or {}
+    targets.append(target("extra graph memory (FlashAttention-3, alone on the GPU)", graphs.get("gigabytes"), "GB", "≤", 0.3))
+    targets.append(target("extra start-up time (FlashAttention-3, alone on the GPU)", graphs.get("seconds"), "s", "≤", 2))
     return targets
 
 
+def merged(raws: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The parts as one. The report of the server that started alone is that of the part with the trained pair."""
+    first = raws[0]
+    lists = {name: [each for raw in raws for each in raw[name]] for name in LISTS}
+    alone: dict[str, Any] = {}
+    for raw in raws:
+        if raw["acceptance"]:
+            alone = raw["reports"].get("ours-fa3", {}).get("atStart", {})
+    return {**first, **lists, "alone": alone}
+
+
 def proposals_share(raw: dict[str, Any], turn: str) -> float | None:
-    """Over all backends: rounds after a zero phase (first turn) or all rounds (second turn) with all proposals the same."""
-    kind = ("afterAllEqual", "after") if turn == "first" else ("allEqual", "rounds")
+    """Over all backends but Triton, whose other kernels lead to other tokens and so to hardly a round to compare: the share of
+    rounds with all proposals the same."""
     found = [result[turn] for result in raw["proposals"] if result["arm"] == "ready" and result["server"] != "ours-triton"]
-    rounds = sum(each[kind[1]] for each in found)
-    return sum(each[kind[0]] for each in found) / rounds if rounds else None
+    rounds = sum(each["rounds"] for each in found)
+    return sum(each["allEqual"] for each in found) / rounds if rounds else None
 
 
 def acceptance_ratio(raw: dict[str, Any], turn: str) -> float | None:
-    counts = {result["arm"]: result[turn]["acceptedDrafts"] for result in raw["acceptance"]}
-    return divide(counts.get("ready"), counts.get("always"))
+    """The worst of the backends."""
+    servers = {result["server"] for result in raw["acceptance"]}
+    counts = {(result["server"], result["arm"]): result[turn]["acceptedDrafts"] for result in raw["acceptance"]}
+    return worst([divide(counts.get((name, "ready")), counts.get((name, "always"))) for name in servers], min)
 
 
 def markdown(raw: dict[str, Any], cells: Cells, targets: Sequence[Target]) -> str:
@@ -146,11 +159,11 @@ def markdown(raw: dict[str, Any], cells: Cells, targets: Sequence[Target]) -> st
     parts += ["\n## Proposals against a run that always speculated\n", table(header, rows)]
     if raw["acceptance"]:
         rows = [
-            [result["arm"], turn, result[turn]["requests"], result[turn]["rounds"], result[turn]["acceptedDrafts"]]
+            [result["server"], result["arm"], turn, *(result[turn][name] for name in COUNTS)]
             for result in raw["acceptance"]
             for turn in ("first", "second")
         ]
-        header = ["arm", "turn", "requests", "rounds", "accepted drafts a round"]
+        header = ["server", "arm", "turn", "requests", "rounds", "accepted drafts a round", "standard error"]
         parts += ["\n## Accepted drafts in the first four rounds, trained pair\n", table(header, rows)]
     left_out = [*raw["leftOut"], *raw["problems"]]
     if left_out:
@@ -192,11 +205,11 @@ def draw(cells: Cells, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.zero-step.report")
-    parser.add_argument("raw", type=Path, help="raw.json of a run")
+    parser.add_argument("raw", type=Path, nargs="+", help="raw.json of the parts")
     parser.add_argument("--out", type=Path, help="folder for the results; that of the raw file if left out")
     options = parser.parse_args()
-    out = options.out or options.raw.parent
-    raw = json.loads(options.raw.read_text())
+    out = options.out or options.raw[0].parent
+    raw = merged([json.loads(path.read_text()) for path in options.raw])
     cells = Cells(raw["cells"])
     targets = targets_of(raw, cells)
     write_summary(out / "summary.json", targets)

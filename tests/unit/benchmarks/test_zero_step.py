@@ -58,13 +58,28 @@ CELLS = [
 
 
 def raw(**changes: Any) -> dict[str, Any]:
-    return {"cells": CELLS, "plan": {"concurrencies": [10]}, "proposals": [], "acceptance": [], "reports": {}, **changes}
+    lists: dict[str, Any] = {name: [] for name in report.LISTS}
+    return {**lists, "cells": CELLS, "plan": {"concurrencies": [10]}, "reports": {}, **changes}
 
 
 def value_of(name: str, raw_data: dict[str, Any]) -> float | None:
     targets = report.targets_of(raw_data, report.Cells(raw_data["cells"]))
     value: float | None = next(each.value for each in targets if name in each.name)
     return value
+
+
+def test_one_stalled_run_of_several_decides_nothing() -> None:
+    stalled = raw(cells=[*CELLS, cell("ready", "forward", 5.1, 300.0), cell("ready", "reverse", 5.1, 1960.0)])
+    assert value_of("FlashAttention-3: total tokens", stalled) == pytest.approx(1955 / 1980, abs=1e-4)
+
+
+def test_the_graphs_are_those_of_the_server_that_was_alone() -> None:
+    def part(gigabytes: float, acceptance: list[dict[str, Any]]) -> dict[str, Any]:
+        graphs = {"zero": {"graphs": {"gigabytes": gigabytes, "seconds": 1.7}}}
+        return raw(reports={"ours-fa3": {"atStart": graphs}}, acceptance=acceptance)
+
+    counted = {"server": "trained-fa3", "arm": "always", "first": {"acceptedDrafts": 1.0}, "second": {"acceptedDrafts": 1.0}}
+    assert value_of("extra graph memory", report.merged([part(25.0, []), part(0.24, [counted])])) == pytest.approx(0.24)
 
 
 def test_both_orders_count_in_a_ratio() -> None:
@@ -78,10 +93,11 @@ def test_a_concurrency_that_is_missing_misses_the_target() -> None:
     assert value_of("Triton: total tokens", raw()) is None
 
 
-def test_proposals_of_the_first_turn_are_those_after_zero_rounds() -> None:
-    turn = {"rounds": 100, "allEqual": 50, "after": 20, "afterAllEqual": 19}
+def test_proposals_of_the_control_do_not_count() -> None:
+    turn = {"rounds": 100, "allEqual": 95, "after": 20, "afterAllEqual": 19}
     result = {"server": "ours-fa3", "arm": "ready", "first": turn, "second": {**turn, "allEqual": 97}}
-    found = raw(proposals=[result, {**result, "arm": "control"}])
+    control = {**result, "arm": "control", "first": {**turn, "allEqual": 0}}
+    found = raw(proposals=[result, control])
     assert value_of("as if never left, first turn", found) == pytest.approx(0.95)
     assert value_of("as if never left, second turn", found) == pytest.approx(0.97)
 
@@ -89,7 +105,8 @@ def test_proposals_of_the_first_turn_are_those_after_zero_rounds() -> None:
 def test_acceptance_is_held_against_always_speculating() -> None:
     arms = {"always": 2.0, "ready": 1.98, "control": 0.4}
     acceptance = [
-        {"arm": arm, "first": {"acceptedDrafts": drafts}, "second": {"acceptedDrafts": drafts / 2}}
+        {"server": name, "arm": arm, "first": {"acceptedDrafts": drafts * better}, "second": {"acceptedDrafts": drafts}}
         for arm, drafts in arms.items()
+        for name, better in (("trained-fa3", 1.0), ("trained-triton", 1.1 if arm == "ready" else 1.0))
     ]
     assert value_of("after a zero phase ÷ always, first turn", raw(acceptance=acceptance)) == pytest.approx(0.99)
