@@ -97,13 +97,6 @@ async def test_no_variable_names_a_secret_of_another_namespace(
     assert pods == []
 
 
-async def test_an_overlay_does_not_reach_into_another_namespace(world: World, other: str) -> None:
-    volumes = [{"name": "theirs", "secret": {"secretName": f"../{other}/theirs"}}]
-    await world.create(template={"spec": {"volumes": volumes}})
-    await world.wait_condition("Ready", "False", "ObjectRefused", says="secretName")
-    assert await world.pods() == []
-
-
 async def test_keys_are_in_no_argument_no_log_no_event_and_no_status(world: World) -> None:
     """Of whatever origin, and also while the engine refuses them and quotes what it was sent."""
     keys = {"admin": "admin-" + uuid.uuid4().hex, "api": "api-" + uuid.uuid4().hex, "hub": "hub-" + uuid.uuid4().hex}
