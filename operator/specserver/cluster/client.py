@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 import aiohttp
+import orjson
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
@@ -136,7 +137,7 @@ class KubernetesCluster:
                 if status != 200:
                     raise _error(status, await response.read(), response.headers, f"watch {kind} {path}")
                 async for line in response.content:
-                    event = json.loads(line)
+                    event = orjson.loads(line)
                     yield event["type"], event["object"]
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             if not status:
@@ -169,7 +170,7 @@ class KubernetesCluster:
             status = response.status
             if not 200 <= status <= 299:
                 raise _error(status, response.body, response.headers, f"{verb} {kind} {path}")
-            answer: Body = json.loads(response.body)
+            answer: Body = orjson.loads(response.body)
             return answer
         except (TimeoutError, aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
             raise Unavailable(f"{verb} {kind} {path}: {type(error).__name__} {error}".rstrip()) from error

@@ -8,7 +8,6 @@ is still the client's.
 
 from __future__ import annotations
 
-import json
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
+import orjson
 import yarl
 from kubernetes.aio.client import ApiClient
 
@@ -85,7 +85,7 @@ class ApiHttp:
         data = None
         if body is not None:
             headers["Content-Type"] = content_type
-            data = json.dumps(body, separators=(",", ":")).encode()
+            data = orjson.dumps(body)
         url = yarl.URL(f"{self._host}{path}?{urlencode(query)}" if query else f"{self._host}{path}", encoded=True)
         return await self._open().request(
             method,
