@@ -27,6 +27,7 @@ import aiohttp
 
 from tests.fakes.api import MERGE, STRATEGIC, Api, ApiError, Body
 from tests.fakes.engine import FakeEngine
+from tests.waiting import eventually
 
 ENGINE = "engine"
 _HEARTBEAT_SECONDS = 10.0
@@ -144,6 +145,10 @@ class FakeKubelet:
             "metadata": {"name": self.node, "namespace": "kube-node-lease"},
             "spec": {"holderIdentity": self.node, "leaseDurationSeconds": 40, "renewTime": _now_micro()},
         })  # fmt: skip
+        await eventually(self._is_schedulable, f"node {self.node} free of the taint that every new one has", within_seconds=60)
+
+    async def _is_schedulable(self) -> bool:
+        return not (await self.api.get("Node", "", self.node))["spec"].get("taints")
 
     async def _beat(self) -> None:
         """Without it the controller-manager calls the node lost after 40 s; the node's own word takes that back."""
