@@ -234,6 +234,7 @@ class Reconciler:
         if memory.looking is not None:
             memory.looking.cancel()
         self._applier.forget(*key)
+        self._workloads.forget(*key)
 
     # ---- 2. ----------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,8 @@ class Workloads:
 
     def __init__(self, cluster: Cluster, applier: Applier) -> None:
         self._cluster, self._applier = cluster, applier
-        self._accepted: dict[str, str] = {}
+        self._accepted: dict[tuple[str, str], tuple[str, str]] = {}
+        """By server: the Deployment's UID and the digest of the last template that the API server would take."""
 
     async def compare(
         self, server: SpeculativeServer, built: Body, seen: ObservedObjects, previous: Mapping[str, Any]
@@ -65,13 +66,14 @@ class Workloads:
             )
         else:
             target = await self._adopt(server, built, seen, previous)
-        if target is not Target.NEW or self._accepted.get(workload.uid) == origin[labels.TEMPLATE_DIGEST]:
+        key, accepted = (server.namespace, server.name), (workload.uid, origin[labels.TEMPLATE_DIGEST])
+        if target is not Target.NEW or self._accepted.get(key) == accepted:
             return Wanted(built, target)
         try:
             await self._cluster.apply(built, field_manager=labels.MANAGER_OBJECTS, dry_run=True)
         except Refused as error:
             return Wanted(built, target, error.message)
-        self._accepted[workload.uid] = origin[labels.TEMPLATE_DIGEST]
+        self._accepted[key] = accepted
         return Wanted(built, target)
 
     async def settle(self, wanted: Wanted, seen: ObservedObjects) -> bool:
@@ -85,8 +87,9 @@ class Workloads:
         body = wanted.built if plan.new_template else self._standing(wanted, seen)
         return await self._apply(body, plan.gate, seen)
 
-    def forget(self, uid: str) -> None:
-        self._accepted.pop(uid, None)
+    def forget(self, namespace: str, name: str) -> None:
+        """Drops what is remembered of a server that is gone."""
+        self._accepted.pop((namespace, name), None)
 
     async def _adopt(
         self, server: SpeculativeServer, built: Body, seen: ObservedObjects, previous: Mapping[str, Any]
