@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from specserver.cluster.apply import Applier
 from specserver.cluster.managed_fields import is_in_place
+from tests.fakes.cluster import MemoryCluster
 
 DESIRED: dict[str, Any] = {
     "apiVersion": "apps/v1",
@@ -137,3 +139,14 @@ def test_whatever_is_wanted_otherwise_is_seen(change: str) -> None:
     desired = copy.deepcopy(DESIRED)
     DESIRED_CHANGES[change](desired)
     assert not is_in_place(desired, build_live(), "specserver")
+
+
+async def test_after_a_restart_what_is_in_place_is_not_applied_and_later_drift_is() -> None:
+    cluster = MemoryCluster()
+    applier = Applier(cluster)
+    assert await applier.apply(DESIRED, build_live(), field_manager="specserver") is None
+    assert cluster.requests == []
+    taken = build_live()
+    owned_container(taken).pop("f:args")
+    await applier.apply(DESIRED, taken, field_manager="specserver")
+    assert cluster.requests == [("apply", "Deployment", "chat")]
