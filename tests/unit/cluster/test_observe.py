@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from specserver.cluster.observe import observe_objects, parse_pod
+from specserver.cluster.observe import observe_objects, parse_pod, parse_workload
+from specserver.core.times import epoch_seconds
 from tests.fakes.cluster import MemoryCluster
 
 LABELS = {"specserver.io/server": "chat"}
@@ -162,3 +163,78 @@ def test_an_init_container_and_the_pod_as_a_whole() -> None:
     evicted = parse_pod(pod("a", "x", phase="Failed", reason="Evicted", message="disk pressure")).failure
     assert evicted is not None
     assert (evicted.reason, evicted.message) == ("Evicted", "disk pressure")
+
+
+# ---- what rollouts and failures are told from --------------------------------------------------------------------------
+
+AT = "2026-01-01T00:01:00Z"
+
+
+def running_pod(**status: Any) -> dict[str, Any]:
+    engine = {"name": "engine", "ready": True, "started": True, "state": {"running": {"startedAt": AT}}}
+    conditions = [
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": AT},
+        {"type": "PodReadyToStartContainers", "status": "True"},
+        {"type": "Ready", "status": "True", "lastTransitionTime": AT},
+    ]
+    made = pod("a", "uid-new", phase="Running", containerStatuses=[engine], conditions=conditions, **status)
+    return {**made, "spec": {"nodeName": "n1"}}
+
+
+def test_times_and_places_of_a_pod() -> None:
+    seen = parse_pod(running_pod())
+    at = epoch_seconds(AT)
+    assert (seen.node, seen.scheduled_at, seen.running_since, seen.ready_since) == ("n1", at, at, at)
+    assert (seen.containers_ready, seen.pulling, seen.ends_at, seen.draining_for) == (True, True, None, "")
+
+
+def test_a_pod_that_ends_and_one_that_a_rollout_drains() -> None:
+    body = running_pod()
+    body["metadata"] |= {"deletionTimestamp": AT, "annotations": {"specserver.io/draining-for": "rollout"}}
+    seen = parse_pod(body)
+    assert (seen.terminating, seen.ends_at, seen.draining_for) == (True, epoch_seconds(AT), "rollout")
+
+
+def test_containers_that_one_knows_nothing_of_are_not_ready() -> None:
+    """Otherwise each new pod would look like one whose node is lost."""
+    seen = parse_pod(pod("a", "uid-new", phase="Pending"))
+    assert (seen.containers_ready, seen.running_since, seen.ready_since, seen.scheduled_at) == (False, None, None, None)
+
+
+def test_when_a_pod_was_evicted() -> None:
+    body = running_pod(reason="Evicted", message="low on memory")
+    body["status"]["phase"] = "Failed"
+    failure = parse_pod(body).failure
+    assert failure is not None
+    assert (failure.reason, failure.at) == ("Evicted", epoch_seconds(AT))
+
+
+def test_the_gate_and_the_revisions_of_a_deployment() -> None:
+    live = deployment()
+    live["metadata"]["annotations"] = {"specserver.io/template-digest": "d2", "specserver.io/template-intent": "i2"}
+    live["spec"] |= {"minReadySeconds": 1_000_000_000, "strategy": {"rollingUpdate": {"maxUnavailable": 2}}}
+    refused = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: q"}
+    live["status"]["conditions"] = [refused]
+    old, new = replica_set("old", "old"), replica_set("new", "new")
+    old["metadata"]["annotations"] = {"specserver.io/template-digest": "d1", "deployment.kubernetes.io/desired-replicas": "3"}
+    new["spec"] |= {"replicas": 2, "minReadySeconds": 1_000_000_000}
+    seen = parse_workload(live, [old, new])
+    assert (seen.held, seen.max_unavailable, seen.template_digest, seen.template_intent) == (True, 2, "d2", "i2")
+    assert seen.creation_refused == "exceeded quota: q"
+    assert [(one.template_hash, one.digest, one.replicas, one.held, one.scaled_for) for one in seen.revisions] == [
+        ("old", "d1", 1, False, 3), ("new", "", 2, True, None),
+    ]  # fmt: skip
+
+
+def test_a_deployment_that_somebody_gave_percentages() -> None:
+    live = deployment()
+    live["spec"]["strategy"] = {"rollingUpdate": {"maxUnavailable": "25%"}}
+    assert parse_workload(live, []).max_unavailable == 0
+    assert not parse_workload(live, []).held
+
+
+async def test_templates_are_remembered_by_what_they_were_built_as() -> None:
+    old = replica_set("old", "old")
+    old["metadata"]["annotations"] = {"specserver.io/template-digest": "d1"}
+    seen = await observe(deployment(), old, replica_set("new", "new"))
+    assert seen.templates == {"d1": template("old")}
