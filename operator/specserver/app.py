@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import signal
 import time
@@ -15,6 +14,7 @@ from specserver.api import labels
 from specserver.cluster.client import KubernetesCluster
 from specserver.cluster.errors import ClusterError, NotFound
 from specserver.cluster.lease import Leases
+from specserver.cluster.watch import list_metadata
 from specserver.controller.handlers import ServerEvents, build_followers, build_registry, build_settings
 from specserver.controller.policies import PolicyPusher
 from specserver.controller.queue import Key, Outcome, RequeueAfter, WorkQueue
@@ -115,14 +115,14 @@ async def _list_servers(cluster: KubernetesCluster, settings: Settings, on_serve
     while True:
         await asyncio.sleep(pause)
         try:
-            listed = [await cluster.list_all(labels.KIND, namespace) for namespace in settings.namespaces or ("",)]
+            for namespace in settings.namespaces or ("",):
+                async for metadata in list_metadata(cluster, labels.KIND, namespace):
+                    on_server.handle("MODIFIED", {"metadata": metadata})
         except ClusterError as error:
             _log.info("servers were not listed: %s", error.message)
             pause = _LIST_AGAIN_SECONDS
             continue
         pause = _LIST_SECONDS
-        for body in itertools.chain.from_iterable(listed):
-            on_server.handle("MODIFIED", body)
 
 
 async def _await_crd(cluster: KubernetesCluster, settings: Settings) -> None:

@@ -114,7 +114,9 @@ class KubernetesCluster:
     async def list_metadata(
         self, kind: str, namespace: str, *, label_selector: str, limit: int, continue_at: str
     ) -> tuple[list[Body], Body]:
-        query = [("labelSelector", label_selector), ("limit", str(limit)), *([("continue", continue_at)] if continue_at else [])]
+        query = [("limit", str(limit))]
+        query += [("labelSelector", label_selector)] if label_selector else []
+        query += [("continue", continue_at)] if continue_at else []
         answer = await self._request("list", kind, _path(kind, namespace), query=query, accept=_METADATA_LIST)
         return [item["metadata"] for item in answer["items"] or ()], answer["metadata"]
 

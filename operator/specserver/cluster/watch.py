@@ -43,6 +43,24 @@ class Streams(Protocol):
         ...
 
 
+async def list_metadata(streams: Streams, kind: str, namespace: str) -> AsyncIterator[Metadata]:
+    """The metadata of all of a kind, page by page: a thousand whole resources at once are tens of megabytes."""
+    async for found, _ in _pages(streams, kind, namespace, ""):
+        for metadata in found:
+            yield metadata
+
+
+async def _pages(streams: Streams, kind: str, namespace: str, selector: str) -> AsyncIterator[tuple[list[Metadata], Metadata]]:
+    continue_at = ""
+    while True:
+        found, page = await streams.list_metadata(
+            kind, namespace, label_selector=selector, limit=_PAGE_SIZE, continue_at=continue_at
+        )
+        yield found, page
+        if not (continue_at := page.get("continue", "")):
+            return
+
+
 class Follower:
     """Follows one kind in one namespace, or in all where it is empty. `on_object` gets the metadata of what is or was there."""
 
@@ -74,23 +92,19 @@ class Follower:
     async def _list(self) -> str:
         """All that is there now, and all that was; returns the version from which to watch."""
         before, self._seen = self._seen, {}
-        continue_at = ""
+        version = ""
         try:
-            while True:
-                found, page = await self._streams.list_metadata(
-                    self._kind, self._namespace, label_selector=self._selector, limit=_PAGE_SIZE, continue_at=continue_at
-                )
+            async for found, page in _pages(self._streams, self._kind, self._namespace, self._selector):
+                version = page["resourceVersion"]
                 for metadata in found:
                     self._note(metadata)
-                if not (continue_at := page.get("continue", "")):
-                    break
         except ClusterError:
             self._seen = before | self._seen
             raise
         for uid, metadata in before.items():
             if uid not in self._seen:
                 self._on_object(metadata)
-        return str(page["resourceVersion"])
+        return version
 
     async def _watch(self) -> None:
         async for kind, body in self._streams.watch_metadata(
