@@ -29,6 +29,8 @@ from tests.localcluster.processes import stop_children
 
 BASELINE = Module("baseline-go", {"controller": "./controller", "engines": "./engines"})
 CORES = 2
+SETTLE_SECONDS = 40.0
+"""Two looks at each server: the second one is the first that knows rates."""
 
 
 def main() -> int:
@@ -89,7 +91,7 @@ async def measure(options: argparse.Namespace, programs: Path) -> list[dict[str,
                 # 3. With everything there.
                 async with run.stopped_afterwards():
                     await step("cold_sync", run.cold_sync())
-                    await asyncio.sleep(5.0)
+                    await asyncio.sleep(SETTLE_SECONDS)
                     await step("idle", run.idle(options.idle))
                     await step("changes", run.changes(options.changes))
                     await step("pushes", run.pushes(options.rounds))

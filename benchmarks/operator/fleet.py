@@ -183,7 +183,8 @@ class Fleet:
         """One process answers for all pods, each with the policy that the pod's ConfigMap holds."""
         process = start_child([self.engines_program, str(self.port)], self.directory / "engines.log")
         try:
-            await eventually(self._reachable, "the engines' process listens")
+            listens: bool = await eventually(self._reachable, "the engines' process listens")
+            assert listens
             await self.play("answers", await _answers())
             await self.play("start", await self._initial_policies())
         except BaseException:

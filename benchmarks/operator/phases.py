@@ -178,7 +178,8 @@ class Run:
                 engines = (await self.fleet.seen(BIG_PREFIX))["engines"].values()
                 return [one["at"] for one in engines] if all(one["revision"] == revision for one in engines) else []
 
-            times: list[float] = await eventually(taken, f"all engines have revision {revision}", within_seconds=_LONGEST_CHANGE_SECONDS)
+            what = f"all engines have revision {revision}"
+            times: list[float] = await eventually(taken, what, within_seconds=_LONGEST_CHANGE_SECONDS)
             seconds += [at - began for at in times]
             await asyncio.sleep(0.5)
         return {"push_seconds": seconds, "engines": self.fleet.size.big, "rounds": rounds}
