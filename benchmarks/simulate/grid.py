@@ -71,7 +71,8 @@ def run_case(case: Case) -> dict[str, Any]:
     noise = Noise(clock=case.jitter, outliers=0.05) if case.jitter else Noise()
     outcome = simulate(engine, source, controller, case.seconds, noise=noise)
     explained = controller.decider.explain() if isinstance(controller, Product) else {}
-    return {**asdict(case), **_describe(outcome), "probes": explained.get("probes"), "probeSeconds": explained.get("probeSeconds")}
+    probes = {key: explained.get(key) for key in ("probes", "probeSeconds")}
+    return {**asdict(case), **_describe(outcome), **probes}
 
 
 def _build_source(case: Case) -> traffic.Source:
