@@ -140,7 +140,7 @@ class Fleet:
             "apiVersion": "apps/v1", "kind": "ReplicaSet",
             "metadata": {
                 "name": f"{name}-{hashed['pod-template-hash']}", "namespace": namespace, "labels": template["metadata"]["labels"],
-                "annotations": {"deployment.kubernetes.io/revision": "1"}, "ownerReferences": [_owner(deployment)],
+                "annotations": {**metadata["annotations"], **_annotations(replicas)}, "ownerReferences": [_owner(deployment)],
             },
             "spec": {
                 "replicas": replicas, "template": template,
@@ -221,6 +221,12 @@ class Fleet:
             for pod in await self.api.list("Pod", namespace):
                 policies[pod["status"]["podIP"]] = documents[namespace, pod["metadata"]["labels"][labels.SERVER]]
         return policies
+
+
+def _annotations(replicas: int) -> Body:
+    """What Kubernetes' controller adds to those that it copies from the Deployment."""
+    names = ("revision", "desired-replicas", "max-replicas")
+    return {f"deployment.kubernetes.io/{name}": str(value) for name, value in zip(names, (1, replicas, replicas), strict=True)}
 
 
 def _owner(body: Body) -> Body:
