@@ -7,9 +7,11 @@ must have right.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from specserver.api import v1alpha1
 from specserver.build import build_all
@@ -235,30 +237,33 @@ async def test_killed_in_the_middle_of_a_rollout(world: World) -> None:
 # ---- another version of the operator ------------------------------------------------------------------------------------
 
 
+EARLIER = Path(__file__).parent / "earlier" / "0.1.0.yaml"
+
+
 async def install_as_an_earlier_version_did(world: World, edit: Any) -> None:
-    """The server as an operator leaves it that wrote no annotations on the Deployment: its objects under its field managers,
-    its pods, and a status about the present generation."""
+    """The server as the operator of 0.1.0 leaves it: its objects under its field managers, its pods, and a status about the
+    present generation. Without `edit` its pods are those that are built today."""
     body = await world.read()
-    server = v1alpha1.parse(body)
-    objects = build_all(server)
-    for role, built in objects.items():
-        built["metadata"].pop("annotations", None)
-        if role == "workload":
-            edit(built["spec"]["template"]["spec"])
-            built["metadata"]["annotations"] = {"specserver.io/desired-hash": "aefab7078912e0e1"}
-        await world.api.patch(built["kind"], world.namespace, built["metadata"]["name"], built, how=APPLY, manager="specserver")
+    text = EARLIER.read_text().replace("NAMESPACE", world.namespace).replace("SERVER-UID", body["metadata"]["uid"])
+    objects: list[Body] = list(yaml.safe_load_all(text))
+    if edit is None:
+        objects = list(build_all(v1alpha1.parse(body)).values())
+    for one in objects:
+        one["metadata"]["annotations"] = {"specserver.io/desired-hash": "0123456789abcdef"}
+        if one["kind"] == "Deployment" and edit is not None:
+            edit(one["spec"]["template"]["spec"])
+        await world.api.patch(one["kind"], world.namespace, one["metadata"]["name"], one, how=APPLY, manager="specserver")
     replicas = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat"}, "spec": {"replicas": 2}}
     await world.api.patch("Deployment", world.namespace, "chat", replicas, how=APPLY, manager="specserver-replicas")
     secret = {
         "apiVersion": "v1", "kind": "Secret",
         "metadata": {
-            "name": "chat-keys", "namespace": world.namespace,
-            "ownerReferences": objects["service"]["metadata"]["ownerReferences"],
+            "name": "chat-keys", "namespace": world.namespace, "ownerReferences": objects[0]["metadata"]["ownerReferences"],
         },
         "stringData": {"admin-key": "a" * 40, "api-key": "b" * 40},
     }  # fmt: skip
     await world.api.create(secret)
-    status = {"status": {"observedGeneration": server.generation}}
+    status = {"status": {"observedGeneration": body["metadata"]["generation"]}}
     await world.api.patch(KIND, world.namespace, "chat", status, manager="specserver-status", subresource="status")
 
 
@@ -276,7 +281,7 @@ def longer_pre_stop(pod: Body) -> None:
 @pytest.mark.parametrize(
     ("edit", "keeps", "policy"),
     [
-        pytest.param(lambda _pod: None, True, "Keep", id="same pods"),
+        pytest.param(None, True, "Keep", id="same pods"),
         pytest.param(longer_pre_stop, True, "Keep", id="other pods, kept"),
         pytest.param(longer_pre_stop, False, "Roll", id="other pods, rolled"),
     ],
