@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -63,7 +64,6 @@ def every(call: Call) -> bool:
 
 FAULTS: dict[str, Callable[[Call], Fault | None]] = {
     "gone": when(every, Cut()),
-    "hangs": when(every, Hang()),
     "500": when(every, Answer(500)),
     "429 with Retry-After": when(every, Answer(429, headers={"Retry-After": "1"})),
     "409 to every write": when(lambda call: call.writes, Answer(409)),
@@ -74,13 +74,19 @@ FAULTS: dict[str, Callable[[Call], Fault | None]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_it_is_all_in_order_after(world: World, front: FaultyApi, fault: str) -> None:
+    await live_through(world, front, FAULTS[fault], ends_watches=fault != "409 to every write")
+
+
+async def live_through(
+    world: World, front: FaultyApi, fault: Callable[[Call], Fault | None], *, ends_watches: bool = True
+) -> None:
     """A spec changes, an object is deleted and another server is made, all of it while nothing works."""
     await world.create_ready()
     uids = await world.pod_uids()
     keys = await world.api.get("Secret", world.namespace, "chat-keys")
     before = front.hits
-    front.fault = FAULTS[fault]
-    if fault != "409 to every write":
+    front.fault = fault
+    if ends_watches:
         await front.end_watches()
     await world.change(replicas=3, speculation={"policy": {"disableAbove": 9}})
     await world.api.delete("Service", world.namespace, "chat")
@@ -108,29 +114,23 @@ async def wait_in_order(world: World, uids: set[str]) -> None:
     assert len(now) == 3
     assert uids < now, "no pod was replaced"
     sets = await world.api.list("ReplicaSet", world.namespace)
-    assert sorted(one["metadata"]["ownerReferences"][0]["name"] for one in sets) == ["chat", "late"]
+    assert Counter(one["metadata"]["ownerReferences"][0]["name"] for one in sets).most_common(1)[0][1] == 1
     ups = [event for event in await world.events("ScaledUp") if event["involvedObject"]["name"] == "chat"]
     assert len(ups) <= 1
 
 
 async def test_a_silent_watch_hides_nothing_for_long(world: World, front: FaultyApi) -> None:
-    """The streams stay open and carry nothing: all of it is noticed while they are silent."""
+    """The streams stay open and carry nothing; all is noticed while they do, also where the next look is far off."""
     await world.create_ready()
+    await world.create_ready("slow", replicas=1, metrics={"interval": "10m", "staleness": "20m"})
     uids = await world.pod_uids()
     front.silent = True
     await world.change(replicas=3, speculation={"policy": {"disableAbove": 9}})
+    await world.change("slow", replicas=2)
     await world.api.delete("Service", world.namespace, "chat")
     await world.create("late")
     await wait_in_order(world, uids)
-    front.heal()
-
-
-async def test_a_change_is_noticed_although_the_next_look_is_far_off(world: World, front: FaultyApi) -> None:
-    slow = {"interval": "10m", "staleness": "20m"}
-    await world.create_ready(metrics=slow)
-    front.silent = True
-    await world.change(replicas=3)
-    await world.wait_condition("Ready", "True", says="3 replicas", within_seconds=CONVERGES_WITHIN_SECONDS + 10)
+    await world.wait_condition("Ready", "True", name="slow", says="2 replicas", within_seconds=CONVERGES_WITHIN_SECONDS)
     front.heal()
 
 
@@ -211,7 +211,7 @@ async def test_a_namespace_that_ends_is_left_in_peace(world: World, front: Fault
         return await world.api.find(KIND, world.namespace, "chat") is None
 
     await eventually(emptied, "the server is gone")
-    await asyncio.sleep(2)  # a pass that was on its way
+    await asyncio.sleep(1)  # a pass that was on its way
     front.fault = note
     await asyncio.sleep(3)
     assert tried == []
@@ -256,3 +256,6 @@ async def test_status_of_a_thousand_faults_stays_small(world: World, front: Faul
     assert all("\n" not in one["message"] and len(one["message"]) <= 1024 for one in body["status"]["conditions"])
 
 
+async def test_it_is_all_in_order_after_an_api_server_that_hung(world: World, front: FaultyApi) -> None:
+    """The last one: streams that were opened meanwhile hang on for a minute, and what comes is noticed without them."""
+    await live_through(world, front, when(every, Hang()))

@@ -37,7 +37,7 @@ from tests.apiserver.world import KIND, merge
 from tests.fakes.api import Api, ApiError, Body
 from tests.localcluster import ApiServer
 
-EXAMPLES = int(os.environ.get("SPECSERVER_FUZZ", "200"))
+EXAMPLES = int(os.environ.get("SPECSERVER_FUZZ", "150"))
 NAMESPACE = "fuzz"
 
 # ---- what nobody would write ------------------------------------------------------------------------------------------------

@@ -192,6 +192,10 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
 
 
+_UNFIT = ("failed to create typed patch object",)
+"""What an apply says of an object whose fields have the wrong type: with status 500, though no later try can end otherwise."""
+
+
 def _error(status: int, raw: bytes | str, headers: Mapping[str, str], request: str) -> ClusterError:
     """The error for a refusal. 403 for a namespace that is going away is not the object's fault, hence not `Refused`."""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
@@ -203,7 +207,8 @@ def _error(status: int, raw: bytes | str, headers: Mapping[str, str], request: s
         return NotFound(message, status=status)
     if status == 409:
         return Conflict(message, status=status)
-    if status in (400, 401, 403, 413, 422) and "because it is being terminated" not in message:
+    unfit = any(sign in message for sign in _UNFIT)
+    if unfit or (status in (400, 401, 403, 413, 422) and "because it is being terminated" not in message):
         return Refused(message, status=status)
     retry_after = headers.get("Retry-After", "")
     return Unavailable(message, status=status, retry_after_seconds=float(retry_after) if retry_after.isdigit() else None)

@@ -108,6 +108,10 @@ ANSWERS = [
     pytest.param(413, "Request entity too large", Refused, "413", id="413 from a proxy"),
     pytest.param(401, {"message": "Unauthorized"}, Refused, "Unauthorized", id="401"),
     pytest.param(500, {"message": "etcdserver: request timed out"}, Unavailable, "request timed out", id="500"),
+    pytest.param(
+        500, {"message": "failed to create typed patch object (ns/chat): .spec.x: expected list, got &{map[]}"}, Refused,
+        "expected list", id="500 for a field of another type",
+    ),
     pytest.param(503, "<html>bad gateway</html>", Unavailable, "HTTP 503 <html>bad gateway</html>", id="503 from a proxy"),
     pytest.param(200, "half an ans", Unavailable, "JSONDecodeError", id="200 that is no JSON"),
 ]  # fmt: skip
