@@ -157,7 +157,7 @@ class Reconciler:
         refused, changed, wanted = await self._apply_objects(server, seen, arguments, previous, blocked=bool(problems))
         problems += refused
         if changed:
-            # So that what is told below is not about the objects as they were.
+            # So that what is told below is not about the Deployment as it was.
             seen = await self._observe_objects(server)
 
         # 4. The policy and the load, side by side: a pod that hangs in one must not delay the other.
@@ -284,7 +284,7 @@ class Reconciler:
         *,
         blocked: bool,
     ) -> tuple[tuple[Problem, ...], bool, Wanted | None]:
-        """Applies what differs, and says whether anything did, and what the Deployment should become. A problem with one
+        """Applies what differs, and says whether the Deployment did, and what the Deployment should become. A problem with one
         object leaves the others as they should be."""
         try:
             desired = build_all(server, ladders_in(seen.objects.get("ConfigMap")))
@@ -312,8 +312,8 @@ class Reconciler:
                     if wanted.refusal:
                         raise Refused(wanted.refusal)
                     changed |= await self._workloads.settle(wanted, seen)
-                elif await self._applier.apply(body, live, field_manager=labels.MANAGER_OBJECTS) is not None:
-                    changed = True
+                else:  # nothing that is told below, or decided, depends on the others
+                    await self._applier.apply(body, live, field_manager=labels.MANAGER_OBJECTS)
             except Refused as error:
                 problems.append(Problem(Reason.OBJECT_REFUSED, f"{body['kind']} {body['metadata']['name']}: {error.message}"))
         return tuple(problems), changed, wanted
