@@ -14,7 +14,8 @@ from specserver.simulate.controllers import Product
 from specserver.simulate.costs import PLAIN, PREFILL_SECONDS_PER_TOKEN, TABLES
 from specserver.simulate.engine import Engine, Noise, Outcome, simulate
 
-CLIENTS = (1, 4, 10, 32, 70, 128, 250)
+CLIENTS = {"fa3": (1, 4, 10, 32, 70, 128, 250), "fa3-stock-zero": (1, 10, 70, 250), "triton-stock-zero": (1, 10, 70, 250)}
+"""By cost table."""
 SURVIVAL = {"good": traffic.GOOD, "low": traffic.LOW}
 STATIC = ("static-0", "static-1", "static-2", "static-3")
 OTHERS = ("threshold", "stock-like")
@@ -22,10 +23,11 @@ OURS = ("measured", "measured-profile")
 PERIODS = (1, 5, 20)
 COLLAPSE, RETURN, COLLAPSE_END = 15.0, 40.0, 85.0
 TRACES = Path(__file__).parent / "traces"
-TRACE_SECONDS = 600.0
+TRACE_SECONDS = 400.0
 STRETCH = {"azure": (0.25, 0.18), "mooncake": (3.0, 2.0)}
 """Slow and fast replay: about half of what the engine can carry, and nearly all."""
 WINDOW_SECONDS = 5.0
+LEARNING_RUN_SECONDS = 50.0
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,19 @@ def build_cases(tables: tuple[str, ...]) -> list[Case]:
     cases: list[Case] = []
     for costs in tables:
         for survival in SURVIVAL:
-            for clients in CLIENTS:
+            for clients in CLIENTS[costs]:
                 cases += [Case("constant", clients, survival, costs, arm, 20.0) for arm in ("plain", *STATIC, *OTHERS)]
-                cases += [Case("constant", clients, survival, costs, arm, 60.0) for arm in OURS]
+                cases += [Case("constant", clients, survival, costs, arm, LEARNING_RUN_SECONDS) for arm in OURS]
     for jitter in (0.1, 0.3):
-        cases += [Case("noisy", clients, "good", "fa3", "measured", 60.0, jitter) for clients in CLIENTS]
+        cases += [Case("noisy", clients, "good", "fa3", "measured", LEARNING_RUN_SECONDS, jitter) for clients in CLIENTS["fa3"]]
     everyone = (*STATIC, *OTHERS, *OURS, "oracle")
     for arm in everyone:
         cases += [Case("square", period, "good", "fa3", arm, max(20.0, 2.0 * period)) for period in PERIODS]
         cases += [Case("sawtooth", 10, "good", "fa3", arm, 40.0), Case("ramp", 40, "good", "fa3", arm, 45.0)]
-        cases += [Case("collapse", clients, "good", "fa3", arm, COLLAPSE_END) for clients in (4, 32, 100)]
         for kind, stretches in STRETCH.items():
             cases += [Case(kind, stretch, "good", "fa3", arm, TRACE_SECONDS) for stretch in stretches]
+    for arm in ("static-3", "stock-like", "measured", "oracle"):
+        cases += [Case("collapse", clients, "good", "fa3", arm, COLLAPSE_END) for clients in (4, 32, 100)]
     return cases
 
 

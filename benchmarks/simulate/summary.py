@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.simulate.grid import CLIENTS, COLLAPSE, PERIODS, RETURN, STATIC, STRETCH, SURVIVAL, WINDOW_SECONDS
+from benchmarks.simulate.grid import (
+    CLIENTS,
+    COLLAPSE,
+    LEARNING_RUN_SECONDS,
+    PERIODS,
+    RETURN,
+    STATIC,
+    STRETCH,
+    SURVIVAL,
+    WINDOW_SECONDS,
+)
 
 Run = Mapping[str, Any]
 LEARNT_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 20.0
+CALM_TENS = (LEARNING_RUN_SECONDS - LEARNT_SECONDS) / 10.0
 
 
 def build_summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -29,16 +40,16 @@ def build_summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
         goals = costs.startswith("fa3")
         ratios, plain, learnt, early, calm, probes = [], [], [], [], [], []
         for survival in SURVIVAL:
-            for clients in CLIENTS:
+            for clients in CLIENTS[costs]:
                 arms = {run["arm"]: run for run in _select(runs, kind="constant", costs=costs, survival=survival, size=clients)}
                 best = max(_rate(arms[arm], 5.0, 20.0) for arm in STATIC)
-                ours = _rate(arms["measured"], LEARNT_SECONDS, 60.0)
+                ours = _rate(arms["measured"], LEARNT_SECONDS, LEARNING_RUN_SECONDS)
                 ratios.append(ours / best)
-                plain.append(_rate(arms["measured"], 5.0, 60.0) / _rate(arms["static-0"], 5.0, 20.0))
-                learnt.append(ours / _rate(arms["measured-profile"], LEARNT_SECONDS, 60.0))
+                plain.append(_rate(arms["measured"], 5.0, LEARNING_RUN_SECONDS) / _rate(arms["static-0"], 5.0, 20.0))
+                learnt.append(ours / _rate(arms["measured-profile"], LEARNT_SECONDS, LEARNING_RUN_SECONDS))
                 early.append(_worst_window(arms["measured"], arms["static-0"], 20.0))
-                calm.append(sum(at >= LEARNT_SECONDS for at in arms["measured"]["switchTimes"]) / 3.0)
-                probes.append((arms["measured"]["probeSeconds"] - 1.0) / 60.0)
+                calm.append(sum(at >= LEARNT_SECONDS for at in arms["measured"]["switchTimes"]) / CALM_TENS)
+                probes.append((arms["measured"]["probeSeconds"] - 1.0) / LEARNING_RUN_SECONDS)
         add(f"{costs}_ours_over_best_fixed_least", min(ratios), "ratio", at_least=0.97)
         add(f"{costs}_ours_over_best_fixed_mean", sum(ratios) / len(ratios), "ratio", at_least=0.985)
         add(f"{costs}_ours_over_zero_steps_least", min(plain), "ratio", at_least=0.98)
@@ -51,11 +62,11 @@ def build_summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     # 2. A clock that lies.
     for jitter in (0.1, 0.3):
         ratios = []
-        for clients in CLIENTS:
+        for clients in CLIENTS["fa3"]:
             (ours_run,) = _select(runs, kind="noisy", size=clients, jitter=jitter)
             static = _select(runs, kind="constant", costs="fa3", survival="good", size=clients)
             best = max(_rate(run, 5.0, 20.0) for run in static if run["arm"] in STATIC)
-            ratios.append(_rate(ours_run, LEARNT_SECONDS, 60.0) / best)
+            ratios.append(_rate(ours_run, LEARNT_SECONDS, LEARNING_RUN_SECONDS) / best)
         add(f"jitter_{jitter:.0%}_ours_over_best_fixed_least", min(ratios), "ratio", at_least=0.95)
     # 3. Loads that move.
     moving = [("square", period) for period in PERIODS] + [("sawtooth", 10), ("ramp", 40)]
@@ -102,7 +113,7 @@ def _worst_window(ours: Run, plain: Run, seconds: float) -> float:
 def _over_best(runs: Sequence[Run], costs: str, arm: str) -> list[float]:
     ratios = []
     for survival in SURVIVAL:
-        for clients in CLIENTS:
+        for clients in CLIENTS[costs]:
             arms = {run["arm"]: run for run in _select(runs, kind="constant", costs=costs, survival=survival, size=clients)}
             ratios.append(_rate(arms[arm], 5.0, 20.0) / max(_rate(arms[other], 5.0, 20.0) for other in STATIC))
     return ratios
@@ -114,15 +125,16 @@ def build_table(runs: Sequence[Run]) -> str:
     for costs in dict.fromkeys(run["costs"] for run in runs if run["kind"] == "constant"):
         for survival in SURVIVAL:
             rows += [f"\n{costs}, acceptance {survival}: tokens a second over those of the best fixed step count\n"]
-            rows += ["| arm | " + " | ".join(f"C={clients}" for clients in CLIENTS) + " |", "|---" * (len(CLIENTS) + 1) + "|"]
+            rows += ["| arm | " + " | ".join(f"C={clients}" for clients in CLIENTS[costs]) + " |"]
+            rows += ["|---" * (len(CLIENTS[costs]) + 1) + "|"]
             for arm in ("plain", *STATIC, "threshold", "stock-like", "measured-profile", "measured"):
                 cells = []
-                for clients in CLIENTS:
+                for clients in CLIENTS[costs]:
                     arms = {
                         run["arm"]: run for run in _select(runs, kind="constant", costs=costs, survival=survival, size=clients)
                     }
                     best = max(_rate(arms[other], 5.0, 20.0) for other in STATIC)
-                    span = (LEARNT_SECONDS, 60.0) if arm.startswith("measured") else (5.0, 20.0)
+                    span = (LEARNT_SECONDS, LEARNING_RUN_SECONDS) if arm.startswith("measured") else (5.0, 20.0)
                     cells.append(f"{_rate(arms[arm], *span) / best:.3f}")
                 rows.append(f"| {arm} | " + " | ".join(cells) + " |")
     return "\n".join(rows).lstrip("\n") + "\n"

@@ -86,6 +86,7 @@ class _Run:
         self.seed, self.end = seed, seconds
         self.now = 0.0
         self.running: list[Request] = []
+        self.kv_tokens = 0
         self.queue: deque[Request] = deque()
         self.next_arrival = 0
         self.steps: int | None = None
@@ -132,7 +133,7 @@ class _Run:
             if self.queue:
                 self.queue.pop()
             else:
-                self.running.pop().gone = True
+                self._leave(self.running.pop()).gone = True
 
     def _wait(self) -> bool:
         """Until something comes; False where nothing will."""
@@ -147,7 +148,7 @@ class _Run:
     # ---- turns ----------------------------------------------------------------------------------------------------------
 
     def _choose(self) -> int:
-        tokens = self._kv_tokens()
+        tokens = self.kv_tokens
         observation = Observation(
             running=len(self.running),
             queued=len(self.queue),
@@ -165,12 +166,14 @@ class _Run:
             self.steps = steps
         return steps
 
-    def _kv_tokens(self) -> int:
-        return sum(request.kv_tokens for request in self.running)
+    def _leave(self, request: Request) -> Request:
+        request.running = False
+        self.kv_tokens -= request.kv_tokens
+        return request
 
     def _fits(self, request: Request) -> bool:
         needed = request.kv_tokens + (len(self.running) + 1) * self.engine.reserve_tokens
-        return self._kv_tokens() + needed <= self.engine.pool_tokens
+        return self.kv_tokens + needed <= self.engine.pool_tokens
 
     def _prefill(self) -> None:
         tokens = 0
@@ -187,6 +190,8 @@ class _Run:
         self.running.extend(taken)
         for request in taken:
             request.produced += 1
+            request.running = True
+            self.kv_tokens += request.kv_tokens
         self._count_tokens(len(taken))
         self._process_result()
         self.last_timed = None
@@ -194,14 +199,14 @@ class _Run:
     def _decode(self, steps: int) -> None:
         # 1. Room for the round.
         while len(self.running) > 1 and (
-            self._kv_tokens() + len(self.running) * self.engine.reserve_tokens > self.engine.pool_tokens
+            self.kv_tokens + len(self.running) * self.engine.reserve_tokens > self.engine.pool_tokens
         ):
-            self.queue.appendleft(self.running.pop())
+            self.queue.appendleft(self._leave(self.running.pop()))
             self.retracted += 1
             self.outcome.retractions += 1
         # 2. The round itself.
         batch = list(self.running)
-        size, tokens = len(batch), self._kv_tokens()
+        size, tokens = len(batch), self.kv_tokens
         seconds = self.engine.costs.seconds(steps, size, tokens)
         if self.noise.rounds:
             seconds *= max(0.5, 1.0 + self.clock_rng.gauss(0.0, self.noise.rounds))
@@ -240,6 +245,8 @@ class _Run:
             gained = min(1 + accepted, request.output_tokens - request.produced)
             request.produced += gained
             produced += gained
+            if request.running:
+                self.kv_tokens += gained
             if request.produced >= request.output_tokens:
                 done = True
                 self.outcome.finished += 1
@@ -247,7 +254,13 @@ class _Run:
         self._count_tokens(produced)
         self.controller.record(Round(steps, len(batch), tokens, timed, alive if steps else []), self.now)
         if done:
-            self.running = [request for request in self.running if request.produced < request.output_tokens]
+            still = []
+            for request in self.running:
+                if request.produced < request.output_tokens:
+                    still.append(request)
+                else:
+                    self._leave(request)
+            self.running = still
 
     def _measure(self, seconds: float) -> float:
         noise = self.noise

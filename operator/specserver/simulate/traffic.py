@@ -36,6 +36,7 @@ class Request:
     survival: Survival
     arrived_at: float
     produced: int = 0
+    running: bool = False
     gone: bool = False
 
     @property
