@@ -22,6 +22,7 @@ from benchmarks.operator.api import ScaleApi
 from benchmarks.operator.fleet import Fleet, Size
 from benchmarks.operator.phases import KEPT_KINDS, Figures, Run
 from benchmarks.operator.summary import build_summary, build_table
+from specserver.settings import Settings
 from tests.apiserver.operator_process import OperatorProcess, install_rights
 from tests.localcluster import start_apiserver
 from tests.localcluster.binaries import Module, ensure_module
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=100, help="single changes (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="pushes (default %(default)s)")
     parser.add_argument("--idle", type=float, default=30.0, help="seconds of doing nothing (default %(default)s)")
-    parser.add_argument("--workers", type=int, default=8, help="reconciles at once, of both (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=Settings.workers, help="reconciles at once, of both (default %(default)s)")
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     options.directory.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ class SettingsInvalid(ValueError):
 class Settings:
     """namespaces  those to watch; empty means all
     port        of /healthz, /readyz and /metrics
-    workers     servers that are reconciled at the same time
+    workers     servers that are reconciled at the same time; a pass waits most of its time, for others' answers
     identity    this operator's name in its Lease: the pod's, which a restarted container keeps
     """
 
@@ -26,7 +26,7 @@ class Settings:
     log_level: str = "INFO"
     log_format: str = "json"
     port: int = 8080
-    workers: int = 8
+    workers: int = 16
     identity: str = "specserver"
 
 
@@ -37,7 +37,7 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
         log_level=_choice(environment, "SPECSERVER_LOG_LEVEL", "INFO", LOG_LEVELS),
         log_format=_choice(environment, "SPECSERVER_LOG_FORMAT", "json", LOG_FORMATS),
         port=_number(environment, "SPECSERVER_PORT", 8080, least=1, most=65535),
-        workers=_number(environment, "SPECSERVER_WORKERS", 8, least=1, most=256),
+        workers=_number(environment, "SPECSERVER_WORKERS", 16, least=1, most=256),
         identity=environment.get("SPECSERVER_IDENTITY", "") or socket.gethostname(),
     )
 
