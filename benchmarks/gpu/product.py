@@ -21,8 +21,12 @@ class Product:
 
     def state(self) -> dict[str, Any]:
         """The first rank's state."""
-        rank: dict[str, Any] = self._running.call("GET", f"{PATH}/state")["ranks"][0]
-        return rank
+        return self.ranks()[0]
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """Every rank's state, as of the same scheduler turn."""
+        ranks: list[dict[str, Any]] = self._running.call("GET", f"{PATH}/state")["ranks"]
+        return ranks
 
     def profile(self) -> dict[str, Any]:
         """Step costs that our rule has measured, in the form that a server can start from."""

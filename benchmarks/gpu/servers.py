@@ -1,7 +1,7 @@
 """SGLang servers of a benchmark, side by side on one GPU: started together, measured one after another.
 
 A start takes about a minute, nearly all of it imports on a CPU core, so servers that start together cost one start. Their KV
-pools are capped to the same size, and the ones that are not being measured only spin on a core of their own.
+pools are capped to the same size, and the ones that are not being measured sleep.
 
 Three machines can run them: `gpu_machine` is the real one. Before a second of its time is spent, a benchmark is rehearsed from
 the first command to the last: against real SGLang with tiny models and the engine tests' stand-ins (`cpu_machine`), and in the
@@ -293,6 +293,7 @@ def gpu_machine(max_running: int, kv_tokens: int) -> Machine:
             "--grammar-backend", "none", "--context-length", "2048", "--cuda-graph-backend-prefill", "disabled",
             "--decode-log-interval", "100", "--mem-fraction-static", "0.95", "--schedule-conservativeness", "0.3",
             "--max-running-requests", str(max_running), "--max-total-tokens", str(kv_tokens), "--skip-server-warmup",
+            "--sleep-on-idle",
             "--cuda-graph-bs-decode", *sizes,
         ),
         target=HERE / "models" / "target",
@@ -351,6 +352,18 @@ def wait_for_free_gpu(seconds: float = 10) -> None:
             return
         before = used
         time.sleep(POLL_SECONDS)
+
+
+def visible_gpus() -> int:
+    """How many GPUs a server that is started here can use."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([each for each in chosen.split(",") if each])
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return len(listed.splitlines())
 
 
 def free_port() -> int:

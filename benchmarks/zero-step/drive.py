@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,12 @@ from benchmarks.gpu import digest
 from benchmarks.gpu.load import Client, Shape
 from benchmarks.gpu.product import Product
 from benchmarks.gpu.rounds import Kind
-from benchmarks.gpu.servers import REPOSITORY, Machine, Running, Server
+from benchmarks.gpu.servers import REPOSITORY, Machine, Running, Server, visible_gpus
 from benchmarks.gpu.session import Session, choose_machine, line_of, parse_arguments
 
 LADDER = (0, 3)
 FLASHINFER = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2**30)}
+RANK_FIELDS = ("rank", "armed", "reason", "steps", "rounds", "roundsHash", "switches", "hookErrors")
 PINNED_AT_ZERO = {"1": (0,), "100000": (3,)}
 """A table of SGLang's adaptive controller that never leaves 0; 3 has to be in it, because the server starts with 3."""
 
@@ -59,6 +60,7 @@ class Plan:
     second_output: int = 32
     toggle_seconds: float = 0.03
     zero_phase_seconds: float = 30.0
+    two_gpu_prompts: int = 12
     further_phases: tuple[float, ...] = (2.0, 2.0, 2.0, 2.0)
     rounds_after: int = 4
     trained_concurrency: int = 128
@@ -129,13 +131,18 @@ class Benchmark:
         await asyncio.sleep(plan.alone_seconds)
         repeated = [server for name in plan.repeated_backends for server in (self.plain_server(name), self.our_server(name))]
         trained = [self.trained_server(name) for name in plan.backends]
-        session.fleet.launch([*trained, *repeated])
-        names = [server.name for server in (alone, *trained, *repeated)]
+        pair = [self.two_gpu_server(plan.backends[0])] if visible_gpus() > 1 else []
+        session.fleet.launch([*trained, *pair, *repeated])
+        names = [server.name for server in (alone, *trained, *pair, *repeated)]
         session.fleet.wait_for(names, min(session.end - 60, time.monotonic() + plan.start_seconds))
         self.note_report(alone.name, "atStart")
-        # 2. Acceptance is no matter of time, so the small servers can run side by side.
+        # 2. Over two GPUs, where there are two: ranks in step, outputs as on one.
+        for server in pair:
+            await session.stage("two GPUs", 25, partial(self.compare_two_gpus, server.name, trained[0].name))
+            session.fleet.stop([server.name])
+        # 3. Acceptance is no matter of time, so the small servers can run side by side.
         await session.stage("acceptance", plan.zero_phase_seconds + 45, self.compare_all_acceptance)
-        # 3. What the other part measured too few times.
+        # 4. What the other part measured too few times.
         await session.stage("warm-up", 15, self.warm_up)
         for backend in plan.repeated_backends:
             for concurrency in plan.repeated_concurrencies:
@@ -143,6 +150,46 @@ class Benchmark:
         await session.stage(f"proposals {alone.name}", 15, partial(self.compare_proposals, alone.name))
         for server in (alone, *trained):
             self.note_report(server.name, "atEnd")
+
+    def two_gpu_server(self, backend: str) -> Server:
+        one = self.trained_server(backend)
+        arguments = (*one.arguments, "--tp-size", "2", "--disable-custom-all-reduce")
+        # The other GPU has neighbours, which SGLang would take for a fault.
+        variables = {**one.variables, "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
+        return replace(one, name="two-gpus", arguments=arguments, variables=variables)
+
+    async def compare_two_gpus(self, name: str, single: str) -> None:
+        """Outputs of a tensor-parallel server in every mode against one GPU's, and whether its ranks ran the same rounds."""
+        texts = Texts(seed=9)
+        prompts = [texts.next() for _ in range(self.plan.two_gpu_prompts)]
+        one, two = self.running(single), self.running(name)
+        result: dict[str, Any] = {}
+        reference: list[list[int]] | None = None
+        for arm, running, steps in (
+            ("one GPU, 0 steps", one, 0), ("0 steps", two, 0), ("3 steps", two, 3), ("toggling", two, None),
+        ):  # fmt: skip
+            product = Product(running, LADDER)
+            product.fixed(steps or 0)
+            async with self.session.client(running) as client:
+                toggling = None
+                if steps is None:
+                    toggling = asyncio.create_task(self.toggle(running, product, spoiling=False))
+                answers = await asyncio.gather(*(client.generate(prompt, self.plan.trained_output) for prompt in prompts))
+                if toggling:
+                    toggling.cancel()
+                    await asyncio.gather(toggling, return_exceptions=True)
+            outputs = [answer["output_ids"] for answer in answers]
+            if reference is None:
+                reference = outputs
+                continue
+            ranks = product.ranks()
+            result[arm] = {
+                "equal": f"{sum(a == b for a, b in zip(outputs, reference, strict=True))}/{len(outputs)}",
+                "ranks": [{key: rank.get(key) for key in RANK_FIELDS} for rank in ranks],
+                "inStep": len(ranks) == 2 and len({json.dumps([rank["rounds"], rank["roundsHash"]]) for rank in ranks}) == 1,
+            }
+            self.session.say(f"two GPUs, {arm}: {json.dumps(result[arm])}")
+        self.session.raw["twoGpus"] = result
 
     async def compare_all_acceptance(self) -> None:
         names = [name for name in self.session.fleet.running if name.startswith("trained")]

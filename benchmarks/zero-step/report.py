@@ -113,7 +113,8 @@ def merged(raws: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for raw in raws:
         if raw["acceptance"]:
             alone = raw["reports"].get("ours-fa3", {}).get("atStart", {})
-    return {**first, **lists, "alone": alone}
+    two_gpus: dict[str, Any] = next((raw["twoGpus"] for raw in raws if raw.get("twoGpus")), {})
+    return {**first, **lists, "alone": alone, "twoGpus": two_gpus}
 
 
 def proposals_share(raw: dict[str, Any], turn: str) -> float | None:
@@ -165,6 +166,10 @@ def markdown(raw: dict[str, Any], cells: Cells, targets: Sequence[Target]) -> st
         ]
         header = ["server", "arm", "turn", "requests", "rounds", "accepted drafts a round", "standard error"]
         parts += ["\n## Accepted drafts in the first four rounds, trained pair\n", table(header, rows)]
+    if raw.get("twoGpus"):
+        rows = [[arm, found["equal"], "yes" if found["inStep"] else "**no**"] for arm, found in raw["twoGpus"].items()]
+        header = ["arm", "outputs as on one", "ranks in step"]
+        parts += ["\n## Tensor parallel over two GPUs, trained pair\n", table(header, rows)]
     left_out = [*raw["leftOut"], *raw["problems"]]
     if left_out:
         parts += ["\n## Left out, and problems\n", "".join(f"- {each.splitlines()[0]}\n" for each in left_out)]
