@@ -30,10 +30,12 @@ SIMULATED = {"SGLANG_SIMULATE_ACC_LEN": "2"}
 """Switches SGLang's simulation on; the probe then draws for each request instead."""
 LINE_BIN_SECONDS = 0.05
 
-PLAIN = Server("plain")
-STATIC = Server("static-3", 3, variables=SIMULATED)
-STOCK = Server("stock", 7, plans.STOCK_CAPTURED, variables=SIMULATED)
-OURS = Server("ours", 3, {"1": LADDER[1:]}, product=True, variables=SIMULATED)
+NO_PREFIXES = ("--disable-radix-cache",)
+"""Prompts are random, so kept prefixes are never met again; once they fill the pool, each new token has to evict one."""
+PLAIN = Server("plain", arguments=NO_PREFIXES)
+STATIC = Server("static-3", 3, variables=SIMULATED, arguments=NO_PREFIXES)
+STOCK = Server("stock", 7, plans.STOCK_CAPTURED, variables=SIMULATED, arguments=NO_PREFIXES)
+OURS = Server("ours", 3, {"1": LADDER[1:]}, product=True, variables=SIMULATED, arguments=NO_PREFIXES)
 
 
 def profile_of(order: str) -> tuple[str, tuple[float, ...]]:
@@ -206,7 +208,7 @@ class Benchmark:
     # ---- waves -----------------------------------------------------------------------------------------------------------------
 
     async def waves(self) -> None:
-        capped = Server("static-3-cap-48", 3, variables=SIMULATED, arguments=("--max-running-requests", "48"))
+        capped = Server("static-3-cap-48", 3, variables=SIMULATED, arguments=(*NO_PREFIXES, "--max-running-requests", "48"))
         self.start(PLAIN, STATIC, capped, OURS)
         session = self.session
         await session.stage("warm-up", 15, self.warm_up)
