@@ -7,8 +7,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 
+from specserver.plugin.zero.step import Outcome
 from tests.engine.conftest import PROMPTS, TOKENS, Speculating
 from tests.engine.server import LADDER, Server
+from tests.engine.zero import count_zero_rounds
 
 TOP = LADDER[-1]
 
@@ -53,7 +55,7 @@ def check_outputs_while_policy_switches(speculating: Speculating) -> None:
                 server.set_policy(mode=mode)
 
     changing = threading.Thread(target=alternate)
-    with count_rounds(server) as rounds:
+    with count_rounds(server) as rounds, count_zero_rounds(server) as zero:
         changing.start()
         try:
             outputs = server.generate_all(PROMPTS, TOKENS, concurrency=4)
@@ -64,4 +66,6 @@ def check_outputs_while_policy_switches(speculating: Speculating) -> None:
     assert speculating.wrong(outputs) == []
     assert rounds[0] > 20, f"hardly plain: {rounds}"
     assert rounds[TOP] > 20, f"hardly speculating: {rounds}"
+    assert set(zero) <= {Outcome.KV_ONLY, Outcome.BRIDGE, Outcome.PROMPT}, f"zero rounds that were not plain decode: {zero}"
+    assert min(zero[Outcome.KV_ONLY], zero[Outcome.BRIDGE]) > 0, f"no zero rounds, or no way back: {zero}"
     assert switches > 20, f"only {switches} switches over {sum(rounds.values())} rounds"

@@ -28,13 +28,15 @@ LADDER = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Config:
-    """How to start a server. `algorithm` is None for one that does not speculate."""
+    """How to start a server. `algorithm` is None for one that does not speculate; one that is not adaptive has the largest step
+    count alone."""
 
     models: Path
     algorithm: str | None = "EAGLE3"
     admin_key: str = ADMIN_KEY
     api_key: str = ""
     policy: str | None = None
+    adaptive: bool = True
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     python_path: tuple[Path, ...] = ()
@@ -47,15 +49,16 @@ def arguments_of(config: Config, run: Path, port: int) -> list[str]:
         "--context-length", "1024", "--disable-cuda-graph", "--skip-server-warmup", "--enable-metrics",
     ]  # fmt: skip
     if config.algorithm is not None:
-        ladder = run / "ladder.json"
-        ladder.write_text(json.dumps({"1": {"candidate_steps": list(LADDER)}}))
         arguments += [
             "--speculative-algorithm", config.algorithm,
             "--speculative-draft-model-path", str(config.models / config.algorithm.lower()),
             "--speculative-num-steps", str(LADDER[-1]), "--speculative-eagle-topk", "1",
             "--speculative-num-draft-tokens", str(LADDER[-1] + 1),
-            "--speculative-adaptive", "--speculative-adaptive-config", str(ladder),
         ]  # fmt: skip
+    if config.algorithm is not None and config.adaptive:
+        ladder = run / "ladder.json"
+        ladder.write_text(json.dumps({"1": {"candidate_steps": [steps for steps in LADDER if steps > 0]}}))
+        arguments += ["--speculative-adaptive", "--speculative-adaptive-config", str(ladder)]
     return [*arguments, *config.arguments]
 
 
