@@ -1,7 +1,11 @@
 """The engine benchmark on one GPU: our rule against every fixed step count and against SGLang's adaptive mode.
 
     benchmarks/engine/run.sh OUT DEADLINE --part table    every arm at every concurrency, up and down
+    benchmarks/engine/run.sh OUT DEADLINE --part poor     the table's half with the poor draft again, without stock adaptive
     benchmarks/engine/run.sh OUT DEADLINE --part waves    square waves, and the originating experiment's table
+
+Where BENCHMARK_AFTER names a file, nothing is measured before it is there: another benchmark then has the GPU to itself while the
+servers of this one start.
 
 Four servers stand side by side on the GPU: plain (no draft model), static 3 (stock), stock adaptive (two tables one after
 the other), ours. Static 1 and 2 are our server with its step count fixed by a policy; fixed 3 is measured there too, so that the
@@ -13,7 +17,9 @@ Acceptance is a model: per request and position, from a survival profile (plan.p
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,12 +36,10 @@ SIMULATED = {"SGLANG_SIMULATE_ACC_LEN": "2"}
 """Switches SGLang's simulation on; the probe then draws for each request instead."""
 LINE_BIN_SECONDS = 0.05
 
-NO_PREFIXES = ("--disable-radix-cache",)
-"""Prompts are random, so kept prefixes are never met again; once they fill the pool, each new token has to evict one."""
-PLAIN = Server("plain", arguments=NO_PREFIXES)
-STATIC = Server("static-3", 3, variables=SIMULATED, arguments=NO_PREFIXES)
-STOCK = Server("stock", 7, plans.STOCK_CAPTURED, variables=SIMULATED, arguments=NO_PREFIXES)
-OURS = Server("ours", 3, {"1": LADDER[1:]}, product=True, variables=SIMULATED, arguments=NO_PREFIXES)
+PLAIN = Server("plain")
+STATIC = Server("static-3", 3, variables=SIMULATED)
+STOCK = Server("stock", 7, plans.STOCK_CAPTURED, variables=SIMULATED)
+OURS = Server("ours", 3, {"1": LADDER[1:]}, product=True, variables=SIMULATED)
 
 
 def profile_of(order: str) -> tuple[str, tuple[float, ...]]:
@@ -115,7 +119,23 @@ class Benchmark:
                 f"change C={concurrency}", 4 * self.plan.change_seconds + 3, partial(self.change, concurrency)
             )
 
-    async def learn(self) -> None:
+    async def poor(self) -> None:
+        self.start(PLAIN, STATIC, OURS)
+        self.wait_for_others()
+        await self.session.stage("warm-up", 20, self.warm_up)
+        await self.session.stage("learning", 40, partial(self.learn, plans.POOR))
+        for concurrency in self.plan.concurrencies[::-1]:
+            for name, seconds, arms in (
+                ("ours", 14, self.ours_arms), ("static-3", 4, self.static_arms), ("plain", 4, self.plain_arms),
+            ):  # fmt: skip
+                await self.session.stage(f"poor C={concurrency} {name}", seconds, partial(arms, concurrency, "falling"))
+
+    def wait_for_others(self) -> None:
+        mark = os.environ.get("BENCHMARK_AFTER")
+        while mark and not Path(mark).exists() and self.session.left() > 60:
+            time.sleep(0.2)
+
+    async def learn(self, survival: tuple[float, ...] = plans.HEALTHY) -> None:
         """Our rule starts without a profile: some traffic at each concurrency, which a server has behind it when it is looked at.
 
         No step count is forced on it here: what it knows afterwards it found out by itself.
@@ -125,10 +145,9 @@ class Benchmark:
         for concurrency in self.plan.concurrencies:
 
             async def measure(running: Running, concurrency: int = concurrency) -> None:
-                running.controls.set(survival=plans.HEALTHY)
+                running.controls.set(survival=survival)
                 await self.session.window(
-                    running, self.plan.learn_seconds, concurrency, plans.HEALTHY, arm="learning", profile="healthy",
-                    order="learning",
+                    running, self.plan.learn_seconds, concurrency, survival, arm="learning", profile="", order="learning"
                 )
 
             await self.under_load(OURS, concurrency, measure)
@@ -208,7 +227,7 @@ class Benchmark:
     # ---- waves -----------------------------------------------------------------------------------------------------------------
 
     async def waves(self) -> None:
-        capped = Server("static-3-cap-48", 3, variables=SIMULATED, arguments=(*NO_PREFIXES, "--max-running-requests", "48"))
+        capped = Server("static-3-cap-48", 3, variables=SIMULATED, arguments=("--max-running-requests", "48"))
         self.start(PLAIN, STATIC, capped, OURS)
         session = self.session
         await session.stage("warm-up", 15, self.warm_up)
@@ -328,7 +347,7 @@ class Benchmark:
 
 async def main(session: Session, plan: Plan, part: str, only: Sequence[str]) -> None:
     benchmark = Benchmark(session, plan, only)
-    await {"table": benchmark.table, "waves": benchmark.waves}[part]()
+    await {"table": benchmark.table, "poor": benchmark.poor, "waves": benchmark.waves}[part]()
 
     async def note_what_it_knows() -> None:
         product = Product(benchmark.running(OURS), LADDER)

@@ -3,7 +3,8 @@
     python -m benchmarks.engine.report TABLE.json WAVES.json [--out FOLDER]
 
 Rates are the model's expectation (digest.py): tokens that the rounds which really ran would gain in the mean, over the time that
-they really took. The raw data holds the drawn rates beside them.
+they really took. A window of a second or two catches one prefill more or less by chance, so a rate is put together from the time
+of a decoded token and that of a prefilled request, in the shape that every request has. The raw data holds what was drawn, too.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ Cell = dict[str, Any]
 
 
 class Rates:
-    """Rates by arm, concurrency and acceptance model: the mean where an arm ran more than once."""
+    """Rates by arm, concurrency and acceptance model, over all windows of an arm.
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
+    `output` is how many tokens a request generates.
+    """
+
+    def __init__(self, cells: Sequence[Cell], output: int) -> None:
         usable = [cell for cell in cells if cell.get("expectedPerSecond")]
+        self._output = output
         self._cells = [cell for cell in usable if cell["order"] in ("rising", "falling")]
         self._changing = [cell for cell in usable if cell["arm"] == "changing"]
         self.change_concurrencies = sorted({cell["concurrency"] for cell in self._changing})
@@ -43,8 +48,21 @@ class Rates:
         ]
 
     def rate(self, arm: str, concurrency: int, profile: str) -> float | None:
-        found = [cell["expectedPerSecond"] for cell in self.cells(arm, concurrency, profile)]
-        return statistics.fmean(found) if found else None
+        return self._rate_of(self.cells(arm, concurrency, profile))
+
+    def _rate_of(self, cells: Sequence[Cell]) -> float | None:
+        """A request's first token comes with its prefill, the others are decoded."""
+        tokens = sum(cell["decodeTokens"] for cell in cells)
+        if not tokens:
+            return None
+        seconds = (self._output - 1) * sum(cell["decodeSeconds"] for cell in cells) / tokens
+        return self._output / (seconds + self._prefill_seconds(cells[0]["server"], cells[0]["concurrency"]))
+
+    def _prefill_seconds(self, server: str, concurrency: int) -> float:
+        """Of one request, over all windows of this server at this concurrency: it does not hang on the arm."""
+        found = [cell for cell in self._cells if (cell["server"], cell["concurrency"]) == (server, concurrency)]
+        requests = sum(cell["prefilledRequests"] for cell in found)
+        return sum(cell["prefillSeconds"] for cell in found) / requests if requests else 0.0
 
     def best_fixed(self, concurrency: int, profile: str) -> tuple[str, float] | None:
         rates = {arm: rate for arm in FIXED if (rate := self.rate(arm, concurrency, profile)) is not None}
@@ -62,7 +80,7 @@ class Rates:
     def ratio_through_change(self, concurrency: int) -> float | None:
         """Ours over the best fixed step count while acceptance falls and comes back: one fixed count all the time."""
         ours = [cell for cell in self._changing if cell["concurrency"] == concurrency]
-        tokens = sum(cell["expectedPerSecond"] * cell["seconds"] for cell in ours)
+        tokens = sum((self._rate_of([cell]) or 0.0) * cell["seconds"] for cell in ours)
         fixed = []
         for arm in FIXED:
             rates = {name: self.rate(arm, concurrency, name) for name in PROFILES}
@@ -230,7 +248,7 @@ def main() -> None:
     options = parser.parse_args()
     out = options.out or options.raw[0].parent
     raws = [json.loads(path.read_text()) for path in options.raw]
-    rates = Rates([cell for raw in raws for cell in raw["cells"]])
+    rates = Rates([cell for raw in raws for cell in raw["cells"]], raws[0]["plan"]["output"])
     waves = [wave for raw in raws for wave in raw.get("waves", [])]
     targets = targets_of(rates, waves)
     write_summary(out / "summary.json", targets)

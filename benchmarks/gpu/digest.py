@@ -29,6 +29,9 @@ def digest_window(records: Records, start: float, end: float, concurrency: int, 
     intervalMs          time from launch to launch of decode rounds by step count, where both had exactly `concurrency` requests
                         and nothing ran between
     switches            changes of the step count between decode rounds
+    decodeSeconds, decodeTokens       time from the result before to each decode result, and those rounds' mean tokens
+    prefillSeconds, prefilledRequests  the same of prefills: with the shape of a request these give a rate that does not hang on
+                        whether a window of a second or two caught one prefill more or less
     """
     inside = records[(records["time"] >= start) & (records["time"] < end)]
     decoded = inside[inside["kind"] == Kind.DECODE_RESULT]
@@ -42,7 +45,15 @@ def digest_window(records: Records, start: float, end: float, concurrency: int, 
     lengths = {int(steps): accept_length(survival, int(steps)) for steps in numpy.unique(rounds["steps"])}
     expected = sum(float(rounds["batch"][rounds["steps"] == steps].sum()) * length for steps, length in lengths.items())
     seconds = float(last - first)
+    results = numpy.isin(inside["kind"], (Kind.DECODE_RESULT, Kind.PREFILL_RESULT))
+    results = inside[results & (inside["time"] >= first)]
+    gaps, ended = numpy.diff(results["time"]), results["kind"][1:]
+    within = results["time"][1:] <= last
     digest.update(
+        decodeSeconds=round(float(gaps[within & (ended == Kind.DECODE_RESULT)].sum()), 5),
+        decodeTokens=round(expected, 2),
+        prefillSeconds=round(float(gaps[within & (ended == Kind.PREFILL_RESULT)].sum()), 5),
+        prefilledRequests=int(prefilled["batch"].sum()),
         requests=round(float(rounds["batch"].mean()), 2),
         tokensPerSecond=round(float(counted["tokens"].sum()) / seconds, 2),
         expectedPerSecond=round((expected + float(prefilled["tokens"].sum())) / seconds, 2),

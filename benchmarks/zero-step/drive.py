@@ -2,6 +2,7 @@
 
     bash benchmarks/zero-step/run.sh OUT DEADLINE                  speed on each backend, proposals
     bash benchmarks/zero-step/run.sh OUT DEADLINE --part trained   accepted drafts, graph memory
+    bash benchmarks/zero-step/run.sh OUT DEADLINE --part accepted  accepted drafts alone
 
 For FlashAttention-3, Triton and FlashInfer: a plain server and ours side by side. At each concurrency all requests start and
 end together (one decode cycle), so that every interval between two launches counts, and each arm runs forward, then in reverse
@@ -122,6 +123,19 @@ class Benchmark:
             "--max-total-tokens", str(self.plan.trained_kv_tokens),
         )  # fmt: skip
         return Server(f"trained-{backend}", 3, product=True, target=TRAINED / "target", draft=TRAINED / "eagle3", **options)
+
+    async def run_accepted(self) -> None:
+        """The small servers alone."""
+        session, plan = self.session, self.plan
+        trained = [self.trained_server(name) for name in plan.backends]
+        pair = [self.two_gpu_server(plan.backends[0])] if visible_gpus() > 1 else []
+        session.fleet.start([*trained, *pair], min(session.end - 60, time.monotonic() + plan.start_seconds))
+        for server in pair:
+            await session.stage("two GPUs", 25, partial(self.compare_two_gpus, server.name, trained[0].name))
+            session.fleet.stop([server.name])
+        await session.stage("acceptance", plan.zero_phase_seconds + 25, self.compare_all_acceptance)
+        for server in trained:
+            self.note_report(server.name, "atEnd")
 
     async def run_trained(self) -> None:
         session, plan = self.session, self.plan
@@ -540,7 +554,8 @@ if __name__ == "__main__":
     run = Session(f"zero-step-{options.part}", options.out, options.deadline, choose_machine(options, 256, plan.kv_tokens))
     try:
         benchmark = Benchmark(run, plan)
-        asyncio.run(benchmark.run_trained() if options.part == "trained" else benchmark.run())
+        parts = {"all": benchmark.run, "trained": benchmark.run_trained, "accepted": benchmark.run_accepted}
+        asyncio.run(parts[options.part]())
     except Exception as failure:
         run.problem("zero-step", failure)
         raise

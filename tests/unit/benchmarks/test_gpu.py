@@ -49,6 +49,8 @@ def test_prefill_time_and_tokens_count_in_a_rate() -> None:
     ]  # fmt: skip
     found = digest.digest_window(records(*rows), -1, 1, 2, ())
     assert found["tokensPerSecond"] == pytest.approx((5 * 2 + 1) / 0.12, rel=1e-3)
+    assert (found["prefillSeconds"], found["prefilledRequests"]) == (pytest.approx(0.065), 1)
+    assert (found["decodeSeconds"], found["decodeTokens"]) == (pytest.approx(0.055), 10)
 
 
 def test_an_interval_counts_only_between_equal_neighbours_at_exactly_this_concurrency() -> None:
@@ -97,21 +99,29 @@ def test_controls_reach_the_engine_at_its_next_look(tmp_path: Path) -> None:
 
 def cell(arm: str, rate: float, profile: str = "healthy", order: str = "rising", switches: int = 0) -> dict[str, Any]:
     return {
-        "arm": arm, "concurrency": 10, "profile": profile, "order": order, "expectedPerSecond": rate, "seconds": 2.0,
-        "switches": switches,
+        "server": "ours", "arm": arm, "concurrency": 10, "profile": profile, "order": order, "expectedPerSecond": rate,
+        "seconds": 2.0, "switches": switches, "decodeSeconds": 1.0, "decodeTokens": rate, "prefillSeconds": 0.0,
+        "prefilledRequests": 0,
     }  # fmt: skip
 
 
 def test_ours_is_held_against_the_best_fixed_step_count() -> None:
     fixed = [cell("plain", 100, "any"), cell("fixed-1", 150), cell("fixed-2", 170), cell("static-3", 160)]
-    rates = Rates([*fixed, cell("measured", 165)])
-    assert rates.best_fixed(10, "healthy") == ("fixed-2", 170)
-    assert rates.ratio(10, "healthy") == pytest.approx(165 / 170)
-    assert rates.ratio_to_plain(10, "healthy") == pytest.approx(1.65)
+    rates = Rates([*fixed, cell("measured", 165)], 1_000_000)
+    assert rates.best_fixed(10, "healthy") == ("fixed-2", pytest.approx(170, rel=1e-4))
+    assert rates.ratio(10, "healthy") == pytest.approx(165 / 170, rel=1e-4)
+    assert rates.ratio_to_plain(10, "healthy") == pytest.approx(1.65, rel=1e-4)
+
+
+def test_a_window_with_more_prefills_than_its_share_is_no_slower() -> None:
+    few = {**cell("fixed-1", 100), "prefillSeconds": 0.1, "prefilledRequests": 1}
+    many = {**cell("fixed-2", 100), "prefillSeconds": 0.9, "prefilledRequests": 9}
+    rates = Rates([few, many], 101)
+    assert rates.rate("fixed-1", 10, "healthy") == rates.rate("fixed-2", 10, "healthy") == pytest.approx(101 / (1.0 + 0.1))
 
 
 def test_a_target_that_was_not_measured_is_missed() -> None:
-    targets = targets_of(Rates([]), [])
+    targets = targets_of(Rates([], 256), [])
     assert len(targets) == 11
     assert {each.met for each in targets} == {False}
 
@@ -126,7 +136,7 @@ def test_a_goal_is_met_at_its_bound(value: float, comparison: Any, met: bool) ->
 
 def test_switches_are_told_for_ten_seconds() -> None:
     ours = [cell("measured", 1, switches=1), cell("measured", 1, "poor", switches=0)]
-    rates = Rates([*ours, cell("fixed-1", 1, switches=9)])
+    rates = Rates([*ours, cell("fixed-1", 1, switches=9)], 256)
     assert rates.switches_in_ten_seconds() == pytest.approx(2.5)
 
 
