@@ -36,13 +36,19 @@ _CALM = frozenset(
 """Reasons of a False condition that are no trouble."""
 
 
+_NEXT_POD = (("True", Reason.NEW_REVISION), ("True", Reason.DRAINING))
+"""A rollout comes by here once for each pod. That a pod is drained has an Event of its own, with the pod."""
+
+
 def plan_events(previous: Sequence[Mapping[str, Any]], conditions: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
     """Events for conditions whose status or reason is another than before. `Unknown` is no news."""
     before = {condition["type"]: (condition.get("status"), condition.get("reason")) for condition in previous}
     events = []
     for condition in conditions:
-        now = (condition["status"], condition["reason"])
-        if condition["type"] not in _TOLD or now == before.get(condition["type"]) or condition["status"] == Status.UNKNOWN:
+        now, earlier = (condition["status"], condition["reason"]), before.get(condition["type"])
+        if condition["type"] not in _TOLD or now == earlier or condition["status"] == Status.UNKNOWN:
+            continue
+        if condition["reason"] == Reason.DRAINING or (now, earlier) == _NEXT_POD:
             continue
         trouble = condition["status"] == Status.FALSE and condition["reason"] not in _CALM
         kind: Literal["Normal", "Warning"] = "Warning" if trouble else "Normal"

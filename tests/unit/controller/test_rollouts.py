@@ -320,6 +320,28 @@ async def test_a_surge_serves_before_the_first_old_pod_goes() -> None:
     assert (least, play.cluster.lost) == (3, [])
 
 
+@pytest.mark.parametrize(
+    ("rollout", "least"),
+    [
+        pytest.param({"maxUnavailable": 2, "protectStartup": False}, 2, id="two at a time"),
+        pytest.param({"maxUnavailable": 2}, 3, id="one at a time, since loading pods are protected"),
+        pytest.param({"maxSurge": 2, "maxUnavailable": 0}, 4, id="two more"),
+    ],
+)
+async def test_as_many_are_out_of_service_as_the_resource_allows(rollout: dict[str, Any], least: int) -> None:
+    play = Play(replicas=4, rollout=rollout)
+    play.cluster.load_seconds = {"engine:2": 20.0}
+    await play.start()
+    play.change(engine={"image": "engine:2"})
+    serving = []
+    while not play.is_at_rest():
+        await play.look()
+        serving.append(play.serving())
+    assert min(serving) == least
+    assert play.images() == ["engine:2"] * 4
+    assert play.cluster.lost == []
+
+
 async def test_without_pods_the_next_ones_are_new_at_once() -> None:
     play = Play(replicas=0)
     await play.until(lambda: play.condition("Ready")[1] == "ScaledToZero")

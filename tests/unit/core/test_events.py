@@ -16,6 +16,7 @@ def condition(kind: str, status: str, reason: str, message: str = "m") -> dict[s
 
 
 READY = condition("Ready", "True", "AllReplicasReady")
+ROLLS, DRAINS = (condition("Progressing", "True", reason) for reason in ("NewRevision", "Draining"))
 CRASH = condition("Ready", "False", "CrashLoop")
 
 
@@ -32,6 +33,9 @@ CRASH = condition("Ready", "False", "CrashLoop")
             [], [condition("SpeculationActive", "False", "AboveCrossover")], [("Normal", "AboveCrossover")],
             id="the product at work",
         ),
+        pytest.param([], [ROLLS], [("Normal", "NewRevision")], id="a rollout begins"),
+        pytest.param([ROLLS], [DRAINS], [], id="a rollout's next pod"),
+        pytest.param([DRAINS], [ROLLS], [], id="and its successor"),
         pytest.param([], [condition("PolicyApplied", "Unknown", "NoReadyReplicas")], [], id="unknown is no news"),
         pytest.param([READY], [condition("Available", "False", "MinimumReplicasUnavailable")], [], id="Available follows Ready"),
         pytest.param(
