@@ -147,6 +147,9 @@ SCHEMA = [
     pytest.param(
         {"model": {"tokenSecretRef": {"name": "s", "key": "a/b"}}}, "spec.model.tokenSecretRef.key", id="path in a Secret",
     ),
+    pytest.param(
+        {"engine": {"resources": {"limits": {"cpu": "1ki"}}}}, "spec.engine.resources.limits.cpu", id="limit that is no quantity",
+    ),
     pytest.param({"model": {"servedName": "a:b"}}, "spec.model.servedName", id="served name with a colon"),
     pytest.param({"speculation": {"mode": "Sometimes"}}, "spec.speculation.mode", id="unknown mode"),
     pytest.param({"speculation": {"maxSteps": 0}}, "spec.speculation.maxSteps", id="no steps at all"),

@@ -118,7 +118,9 @@ def _translate(node: Schema, definitions: dict[str, Schema]) -> Schema:
         choices = [choice for choice in node["anyOf"] if choice.get("type") != "null"]
         rest = _without(node, "anyOf")
         if {choice.get("type") for choice in choices} == {"integer", "string"}:
-            return {"x-kubernetes-int-or-string": True, **_without_null_default(_kept(_without(rest, "type")))}
+            (string,) = (choice for choice in choices if choice["type"] == "string")
+            kept = _without_null_default(_kept({**_without(string, "type"), **_without(rest, "type")}))
+            return {"x-kubernetes-int-or-string": True, **kept}
         if len(choices) != 1:
             raise NotImplementedError(f"a union that no structural schema can say: {node}")
         return _translate({**choices[0], **_without_null_default(rest)}, definitions)

@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from specserver.api import quantities
 
+Quantity = Annotated[str, StringConstraints(pattern=quantities.QUANTITY_PATTERN)]
 Duration = Annotated[str, StringConstraints(pattern=quantities.DURATION_PATTERN, max_length=32)]
 
 
@@ -202,8 +203,8 @@ class Parallelism(Node):
 class Resources(Node):
     """Compute resources of the engine container, as in a container's `resources`."""
 
-    limits: dict[str, str | int] | None = Field(None, description="Most that the container may use, by resource name.")
-    requests: dict[str, str | int] | None = Field(None, description="What the scheduler sets aside, by resource name.")
+    limits: dict[str, Quantity | int] | None = Field(None, description="Most that the container may use, by resource name.")
+    requests: dict[str, Quantity | int] | None = Field(None, description="What the scheduler sets aside, by resource name.")
 
 
 OWNED_FLAGS = (

@@ -192,8 +192,8 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
 
 
-_UNFIT = ("failed to create typed patch object",)
-"""What an apply says of an object whose fields have the wrong type: with status 500, though no later try can end otherwise."""
+_UNFIT = ("failed to create typed patch object", "failed to convert new object")
+"""What an apply says of an object with a field of the wrong type: with status 500, though no later try can end otherwise."""
 
 
 def _error(status: int, raw: bytes | str, headers: Mapping[str, str], request: str) -> ClusterError:

@@ -112,6 +112,10 @@ ANSWERS = [
         500, {"message": "failed to create typed patch object (ns/chat): .spec.x: expected list, got &{map[]}"}, Refused,
         "expected list", id="500 for a field of another type",
     ),
+    pytest.param(
+        500, {"message": "failed to convert new object (ns/chat): unable to parse quantity's suffix"}, Refused,
+        "quantity's suffix", id="500 for a quantity that is none",
+    ),
     pytest.param(503, "<html>bad gateway</html>", Unavailable, "HTTP 503 <html>bad gateway</html>", id="503 from a proxy"),
     pytest.param(200, "half an ans", Unavailable, "JSONDecodeError", id="200 that is no JSON"),
 ]  # fmt: skip
