@@ -105,8 +105,9 @@ class FakeEngine:
     def _note(self, steps: int, gained: list[int], done: float) -> None:
         with (self._directory / "notes.jsonl").open("a") as file:
             for request, count in zip(self.running, gained, strict=True):
-                note = {"request": request.rid, "at": request.generated, "steps": steps, "gained": count + 1, "time": done}
-                file.write(json.dumps(note) + "\n")
+                if steps:
+                    note = {"request": request.rid, "steps": steps, "gained": count + 1, "time": done}
+                    file.write(json.dumps(note) + "\n")
                 if steps and len(self.running) == 1:
                     length = request.prompt + request.generated
                     file.write(json.dumps({"request": request.rid, "length": length, "drafted": [1, 2, 3, length % 7]}) + "\n")

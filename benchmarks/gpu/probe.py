@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 ENV_DIRECTORY = "SPECSERVER_PROBE"
 ENV_WEIGHTS = "SPECSERVER_PROBE_WEIGHTS"
 SIMULATED_TOKEN = 100
+NOTED_ROUNDS = 8
 _SEQUENCE = struct.Struct("<Q")
 
 
@@ -126,6 +127,7 @@ class Probe:
         self._controls = ControlReader(directory)
         self._rounds: RoundWriter | None = None
         self._notes: TextIO | None = None
+        self._noted: dict[str, int] = {}
         self._table = ""
         self._scribbles = 0
         self._survival: tuple[tuple[float, ...], int, Any, Any] | None = None
@@ -155,11 +157,19 @@ class Probe:
         tokens = sum(len(request.output_ids) for request in batch.reqs) - before
         steps = _steps_of(result)
         self._writer().add(done, done - began, max(0, tokens), len(batch.reqs), kind, steps)
-        if noting:
-            gained = [len(request.output_ids) - length for request, length in zip(batch.reqs, lengths, strict=True)]
-            for request, length, count in zip(batch.reqs, lengths, gained, strict=True):
-                self._note({"request": request.rid, "at": length, "steps": steps, "gained": count, "time": done})
+        if noting and steps > 0:
+            for request, length in zip(batch.reqs, lengths, strict=True):
+                self._note_gain(request, len(request.output_ids) - length, steps, done)
+        elif not noting:
+            self._noted.clear()
         return answer
+
+    def _note_gain(self, request: Any, gained: int, steps: int, time: float) -> None:
+        """Of each request, its first rounds with drafts since notes are taken."""
+        noted = self._noted.get(request.rid, 0)
+        if noted < NOTED_ROUNDS:
+            self._noted[request.rid] = noted + 1
+            self._note({"request": request.rid, "steps": steps, "gained": gained, "time": time})
 
     def _writer(self) -> RoundWriter:
         if self._rounds is None:

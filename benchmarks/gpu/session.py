@@ -87,7 +87,8 @@ class Session:
                 (log.parent / "engine.tail").write_bytes(text)
                 archive.add(log.parent / "engine.tail", f"{log.parent.name}.log")
             for notes in sorted(self._scratch.glob("*/notes.jsonl")):
-                archive.add(notes, f"{notes.parent.name}.notes.jsonl")
+                notes.with_name("notes.head").write_bytes(notes.read_bytes()[:TAIL_BYTES])
+                archive.add(notes.with_name("notes.head"), f"{notes.parent.name}.notes.jsonl")
 
     def keep_rounds(self) -> None:
         """Every round of every server (rounds.py), for looking closer."""
