@@ -149,7 +149,8 @@ class Probe:
     def process_batch_result(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
         before = sum(len(request.output_ids) for request in batch.reqs)
         kind = Kind.DECODE_RESULT if batch.forward_mode.is_decode() else Kind.PREFILL_RESULT
-        noting = self._controls.read().note_drafts and kind is Kind.DECODE_RESULT
+        taking_notes = self._controls.read().note_drafts
+        noting = taking_notes and kind is Kind.DECODE_RESULT
         lengths = [len(request.output_ids) for request in batch.reqs] if noting else []
         began = time.monotonic()
         answer = original(scheduler, batch, result)
@@ -160,7 +161,7 @@ class Probe:
         if noting and steps > 0:
             for request, length in zip(batch.reqs, lengths, strict=True):
                 self._note_gain(request, len(request.output_ids) - length, steps, done)
-        elif not noting:
+        elif not taking_notes:
             self._noted.clear()
         return answer
 
