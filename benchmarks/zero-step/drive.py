@@ -39,7 +39,7 @@ from benchmarks.gpu.session import Session, choose_machine, line_of, parse_argum
 
 LADDER = (0, 3)
 FLASHINFER = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2**30)}
-RANK_FIELDS = ("rank", "armed", "reason", "steps", "rounds", "roundsHash", "switches", "hookErrors")
+RANK_FIELDS = ("rank", "armed", "reason", "steps", "rounds", "decisionHash", "switches", "hookErrors")
 PINNED_AT_ZERO = {"1": (0,), "100000": (3,)}
 """A table of SGLang's adaptive controller that never leaves 0; 3 has to be in it, because the server starts with 3."""
 
@@ -200,7 +200,7 @@ class Benchmark:
             result[arm] = {
                 "equal": f"{sum(a == b for a, b in zip(outputs, reference, strict=True))}/{len(outputs)}",
                 "ranks": [{key: rank.get(key) for key in RANK_FIELDS} for rank in ranks],
-                "inStep": len(ranks) == 2 and len({json.dumps([rank["rounds"], rank["roundsHash"]]) for rank in ranks}) == 1,
+                "inStep": len(ranks) == 2 and len({json.dumps([rank["rounds"], rank["decisionHash"]]) for rank in ranks}) == 1,
             }
             self.session.say(f"two GPUs, {arm}: {json.dumps(result[arm])}")
         self.session.raw["twoGpus"] = result
