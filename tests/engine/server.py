@@ -102,7 +102,11 @@ class Server:
             )  # fmt: skip
 
     def __enter__(self) -> Self:
-        wait_until(self._is_up, START_SECONDS, lambda: f"the engine is up\n{self.log_tail()}", poll_seconds=0.25)
+        try:
+            wait_until(self._is_up, START_SECONDS, lambda: f"the engine is up\n{self.log_tail()}", poll_seconds=0.25)
+        except BaseException:
+            self.__exit__()  # Python calls it only for what was entered
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
