@@ -19,6 +19,8 @@ import aiohttp
 
 REQUEST_SECONDS = 60.0
 ABORT_ATTEMPTS = 20
+KEEP_ALIVE_SECONDS = 2.0
+"""Shorter than the server's: a request on a connection that it is just closing is lost."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS), headers=self.headers
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+            headers=self.headers,
         )
         return self
 

@@ -176,7 +176,7 @@ class Fleet:
     def launch(self, servers: Iterable[Server]) -> None:
         for server in servers:
             running = Running(self._machine, server, self._directory)
-            self.facts[server.name] = {"command": running.command[1:], "product": server.product, "ready": False}
+            self.facts[server.name] = {"command": as_told(running.command), "product": server.product, "ready": False}
             self._starting[server.name] = running
             time.sleep(STAGGER_SECONDS)
 
@@ -252,6 +252,11 @@ def build_command(machine: Machine, server: Server, port: int, directory: Path) 
         write_table(table, server.ladder)
         command += ["--speculative-adaptive", "--speculative-adaptive-config", str(table)]
     return [*command, *server.arguments]
+
+
+def as_told(command: Sequence[str]) -> list[str]:
+    """A command line as results keep it: without where things lie on the machine."""
+    return [argument.replace(f"{REPOSITORY}/", "") for argument in command[1:]]
 
 
 def write_table(path: Path, table: Mapping[str, Sequence[int]]) -> None:

@@ -162,7 +162,7 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
         [machine.python, "-c", versions], capture_output=True, text=True, check=False, env={**os.environ, **machine.variables}
     ).stdout.split()
     return {
-        "kind": machine.name, "gpu": gpu, "cores": os.cpu_count(), "kernel": platform.release(),
+        "kind": machine.name, "gpu": gpu, "cores": os.cpu_count(),
         "python": platform.python_version(), "torch": told[0] if told else "", "sglang": told[1] if len(told) > 1 else "",
         "engineArguments": list(machine.arguments),
     }  # fmt: skip

@@ -73,12 +73,18 @@ def test_one_stalled_run_of_several_decides_nothing() -> None:
     assert value_of("FlashAttention-3: total tokens", stalled) == pytest.approx(1955 / 1980, abs=1e-4)
 
 
+def test_what_was_measured_again_replaces() -> None:
+    again = raw(cells=[cell("plain", "forward", 5.0, 2000.0), cell("ready", "forward", 5.0, 1990.0)])
+    assert value_of("FlashAttention-3: total tokens", report.merged([raw(), again])) == pytest.approx(0.995)
+
+
 def test_the_graphs_are_those_of_the_server_that_was_alone() -> None:
     def part(gigabytes: float, acceptance: list[dict[str, Any]]) -> dict[str, Any]:
         graphs = {"zero": {"graphs": {"gigabytes": gigabytes, "seconds": 1.7}}}
         return raw(reports={"ours-fa3": {"atStart": graphs}}, acceptance=acceptance)
 
-    counted = {"server": "trained-fa3", "arm": "always", "first": {"acceptedDrafts": 1.0}, "second": {"acceptedDrafts": 1.0}}
+    turn = {"acceptedDrafts": 1.0, "rounds": 1}
+    counted = {"server": "trained-fa3", "arm": "always", "first": turn, "second": turn}
     assert value_of("extra graph memory", report.merged([part(25.0, []), part(0.24, [counted])])) == pytest.approx(0.24)
 
 
@@ -105,8 +111,9 @@ def test_proposals_of_the_control_do_not_count() -> None:
 def test_acceptance_is_held_against_always_speculating() -> None:
     arms = {"always": 2.0, "ready": 1.98, "control": 0.4}
     acceptance = [
-        {"server": name, "arm": arm, "first": {"acceptedDrafts": drafts * better}, "second": {"acceptedDrafts": drafts}}
+        {"server": name, "arm": arm, **{turn: {"acceptedDrafts": drafts, "rounds": 10} for turn in ("first", "second")}}
         for arm, drafts in arms.items()
-        for name, better in (("trained-fa3", 1.0), ("trained-triton", 1.1 if arm == "ready" else 1.0))
+        for name in ("trained-fa3", "trained-triton")
     ]
+    acceptance.append({**acceptance[0], "server": "trained-flashinfer", "first": {"acceptedDrafts": 9.0, "rounds": 10}})
     assert value_of("after a zero phase ÷ always, first turn", raw(acceptance=acceptance)) == pytest.approx(0.99)
