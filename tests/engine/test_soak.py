@@ -15,8 +15,8 @@ from tests.engine.conftest import PROMPTS, TOKENS, PlainRun, Speculating, StartS
 from tests.engine.server import Config, Server, wait_until
 from tests.engine.soak import check_nothing_leaked
 
-SMALL_POOL = ("--max-total-tokens", "800", "--schedule-conservativeness", "0.1")
-RETRACT = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "60"}
+SMALL_POOL = ("--max-total-tokens", "1100", "--schedule-conservativeness", "0.1")
+RETRACT = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "200"}
 """SGLang's own switch: every so many batches it retracts, whether KV is short or not."""
 
 
