@@ -16,7 +16,7 @@ from tests.engine.server import Config, Server, wait_until
 from tests.engine.soak import check_nothing_leaked
 
 SMALL_POOL = ("--max-total-tokens", "1100", "--schedule-conservativeness", "0.1")
-RETRACT = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "200"}
+RETRACT = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "60"}
 """SGLang's own switch: every so many batches it retracts, whether KV is short or not."""
 
 
