@@ -164,7 +164,7 @@ SCHEMA = [
     pytest.param(with_targets(("Running", "100m")), "spec.scaling.targets[0].value", id="target as a milli-quantity"),
     pytest.param(with_targets(("TTFT", "1")), "spec.scaling.targets[0].metric", id="unknown metric"),
     pytest.param({"metrics": {"prometheus": {"url": "p:9090"}}}, "spec.metrics.prometheus.url", id="url without a scheme"),
-    pytest.param({"suspend": True}, 'unknown field "spec.suspend"', id="unknown field"),
+    pytest.param({"suspended": True}, 'unknown field "spec.suspended"', id="unknown field"),
     pytest.param(speculating(policy={"disableabove": 3}), 'unknown field "spec.speculation.policy.disableabove"', id="typo"),
 ]  # fmt: skip
 
@@ -198,7 +198,10 @@ async def test_defaults_are_there_to_be_read(world: World) -> None:
     assert spec["engine"]["maxRunningRequests"] == 256
     assert (spec["engine"]["port"], spec["engine"]["loadDeadline"]) == (30000, "30m")
     assert spec["metrics"] == {"interval": "15s", "staleness": "60s"}
-    assert spec["rollout"] == {"maxSurge": 0, "maxUnavailable": 1, "drainTimeout": "60s", "progressDeadline": "1h"}
+    assert spec["rollout"] == {
+        "maxSurge": 0, "maxUnavailable": 1, "drainTimeout": "60s", "progressDeadline": "1h", "protectStartup": True,
+        "paused": False, "onOperatorUpgrade": "Keep",
+    }  # fmt: skip
     assert "replicas" not in spec, "a default would forbid scaling"
 
 
