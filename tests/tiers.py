@@ -36,6 +36,12 @@ def _prepare_apiserver() -> None:
     ensure_binaries(("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"))
 
 
+def _prepare_versions() -> None:
+    from tests.versions.sources import ensure_sources
+
+    ensure_sources()
+
+
 def _prepare_engine() -> None:
     from tests.engine.environment import ensure_environment
 
@@ -85,6 +91,7 @@ TIERS = (
         (_pytest("tests/apiserver", "--dist", "loadfile", workers="2"),),
         _prepare_apiserver,
     ),
+    Tier("versions", "every supported SGLang release", (_pytest("tests/versions", workers="2"),), _prepare_versions),
     Tier("engine", "the plugin in a real SGLang on CPU", (_pytest("tests/engine"),), _prepare_engine),
     Tier("node", "real pods on a real kubelet: the whole story", (_pytest("tests/node"),), _prepare_node),
 )

@@ -1,4 +1,5 @@
-"""Pins every dependency anew, with hashes: the project's own (requirements/) and those of the images (images/).
+"""Pins every dependency anew, with hashes: the project's own (requirements/), those of the images
+(images/), and what a GPU benchmark takes along (benchmarks/gpu/).
 
 The development set is resolved under the operator's, so that tests run with the versions that the image has.
 """
@@ -12,15 +13,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _COMPILE = (
     "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url",
-    "--python-version", "3.11",
 )  # fmt: skip
 _OPERATOR = "requirements/operator.txt"
+_OURS = ("--python-version", "3.11")
+_GPU = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_39", "--no-deps")
 _LOCKS: dict[str, tuple[str, ...]] = {
-    _OPERATOR: ("--universal", "pyproject.toml", "--extra", "operator"),
-    "requirements/dev.txt": ("--universal", "pyproject.toml", "--extra", "operator", "--extra", "dev", "-c", _OPERATOR),
-    "images/wheel-requirements.txt": ("images/wheel-requirements.in",),
-    "images/sglang-cpu/requirements.txt": ("images/sglang-cpu/requirements.in",),
-    "images/sglang-cpu/requirements-nodeps.txt": ("images/sglang-cpu/requirements-nodeps.in", "--no-deps"),
+    _OPERATOR: (*_OURS, "--universal", "pyproject.toml", "--extra", "operator"),
+    "requirements/dev.txt": (*_OURS, "--universal", "pyproject.toml", "--extra", "operator", "--extra", "dev", "-c", _OPERATOR),
+    "images/wheel-requirements.txt": (*_OURS, "images/wheel-requirements.in"),
+    "images/sglang-cpu/requirements.txt": (*_OURS, "images/sglang-cpu/requirements.in"),
+    "images/sglang-cpu/requirements-nodeps.txt": (*_OURS, "images/sglang-cpu/requirements-nodeps.in", "--no-deps"),
+    "benchmarks/gpu/requirements.txt": (*_GPU, "benchmarks/gpu/requirements.in"),
 }
 """What is written -> what it is compiled from."""
 
