@@ -15,7 +15,8 @@ from tests.localcluster.processes import free_ports
 
 
 def test_settings_have_defaults() -> None:
-    assert load_settings({}) == load_settings({"SPECSERVER_PORT": "", "SPECSERVER_LOG_LEVEL": ""}) == Settings(identity=socket.gethostname())
+    wanted = Settings(identity=socket.gethostname())
+    assert load_settings({}) == load_settings({"SPECSERVER_PORT": "", "SPECSERVER_LOG_LEVEL": ""}) == wanted
 
 
 def test_settings_are_read() -> None:
