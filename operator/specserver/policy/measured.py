@@ -69,6 +69,7 @@ class _Trial:
     home: int
     key: tuple[int, int]
     round_seconds: float
+    started_at: float
     deadline: float
     rounds: int = 0
     rows: int = 0
@@ -326,14 +327,14 @@ class Measured:
                     chosen, bar = candidate, hope
         if chosen < 0:
             return None
-        # 2. Can it be paid?
+        # 2. Can it be paid? The first try at a load may run into debt, or an engine of long rounds would never get to know them.
         seconds, _ = self.cost.predict(ladder[chosen], self._ahead, self._ahead_tokens, now)
         price = probe.rounds * seconds
-        if price > self._credit:
+        if price > self._credit and (ladder[chosen], self._band) in self._probed:
             return None
         deadline = now + PROBE_LONGEST * 2.0 * price + 1.0
         self._probed.add((ladder[chosen], self._band))
-        self._trial = _Trial(ladder[chosen], ladder[place], (-1, self._band), seconds, deadline)
+        self._trial = _Trial(ladder[chosen], ladder[place], (-1, self._band), seconds, now, deadline)
         self.acceptance.start_probe()
         self.probes += 1
         self._up_turns = self._down_turns = 0
@@ -369,7 +370,7 @@ class Measured:
 
     def _end_trial(self) -> None:
         if self._trial is not None:
-            spent = self._trial.rounds * self._trial.round_seconds
+            spent = min(self._trial.rounds * self._trial.round_seconds, self._now - self._trial.started_at)
             self._credit -= spent
             self.probe_seconds += spent
             self._trial = None
