@@ -30,7 +30,7 @@ def main() -> int:
         print(f"specserver: {error}", file=sys.stderr)
         return 2
     configure_logging(settings.log_level, settings.log_format)
-    uvloop.run(run(settings))  # a quarter less of a core than asyncio's own loop: most of the work is connections
+    uvloop.run(run(settings))  # most of the work is connections
     return 0
 
 
