@@ -176,7 +176,7 @@ def plan_rollout(
     due = 0 if target is Target.NEW else min(replicas, replicas + rollout.max_surge - old_count) - len(new)
     hold = _find_hold(
         new, old, load, engines, workload, rollout, mode, load_deadline_seconds, now,
-        begins=target is Target.NEW, due=due, blocked=blocked, place_expected=place_expected,
+        begins=target is Target.NEW, due=due, whole=len(old) >= wanted_old, blocked=blocked, place_expected=place_expected,
     )  # fmt: skip
     if hold is not None:
         return stay(hold)
@@ -232,6 +232,7 @@ def _find_hold(
     *,
     begins: bool,
     due: int,
+    whole: bool,
     blocked: str,
     place_expected: bool,
 ) -> Stand | None:
@@ -239,6 +240,7 @@ def _find_hold(
 
     begins   the new template is not written yet
     due      pods of the new revision that the controller is about to make
+    whole    no old pod is missing: a pod that the API server refuses is a new one
     """
 
     def fails(pod: Pod) -> str:
@@ -255,7 +257,7 @@ def _find_hold(
     unplaced = None if place_expected else next((pod for pod in new if pod.unschedulable_message), None)
     if not bad and unplaced is not None:
         bad = f"pod {unplaced.name}: {classify_unschedulable(unplaced.unschedulable_message)[1]}"
-    if not bad and workload.creation_refused and len(new) + len(old) < workload.spec_replicas:
+    if not bad and workload.creation_refused and due > 0 and whole:
         bad = classify_refusal(workload.creation_refused).message
     if bad:
         return Stand(Status.FALSE, Reason.ROLLOUT_STOPPED, f"the new revision fails, and {len(old)} old pods are kept: {bad}")

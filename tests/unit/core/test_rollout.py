@@ -142,6 +142,13 @@ STEPS: dict[str, tuple[list[Pod], Workload, dict[str, Any], tuple[list[tuple[str
         [old("p0"), old("p2")],
         workload(revision("old", 2), revision("new", 1, held=True), gate=1, creation_refused="exceeded quota: q"), {},
         ([], False, 1, "RolloutStopped")),
+    "the API server made no old one: the new ones are its cure": (
+        [], workload(revision("old", 3), newest="old", creation_refused="violates PodSecurity"), {"target": Target.NEW},
+        ([], True, 1, "NewRevision")),
+    "and the next ones, too": (
+        [new("p3")],
+        workload(revision("old", 2), revision("new", 1, held=True), gate=1, creation_refused="violates PodSecurity"), {},
+        ([], False, 2, "NewRevision")),
     "the new one is late": (
         [old("p0"), new("p3", ready=False, started=False, created_at=NOW - 3601), old("p2")], ONE_DONE, {},
         ([], False, 1, "ProgressDeadlineExceeded")),
