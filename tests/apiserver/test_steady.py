@@ -64,7 +64,7 @@ async def test_at_rest_nothing_is_written(world: World) -> None:
             await world.wait_condition("Ready", "True", name=name, within_seconds=40)
         engines = world.engines
         for pod, engine in engines.items():
-            engine.running, engine.token_usage, engine.decode_rate = 3, 0.1, 100.0
+            engine.running, engine.token_usage, engine.decode_rate = 3, 0.1, 5.0
             if pod.startswith("refusing"):
                 engine.refusal = Refusal(422, "steps", "not captured")
         await world.change("refusing", speculation={"policy": {"disableAbove": 9}})
