@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.engine import scenarios
 from tests.engine.conftest import PROMPTS, TOKENS, Speculating
 from tests.engine.scenarios import TOP
-from tests.engine.server import wait_until
+from tests.engine.server import Server, wait_until
 
 PREDICTABLE, UNPREDICTABLE = slice(0, None, 2), slice(1, None, 2)
 PROBE = {"maxDuty": 0.1, "rounds": 8, "minIntervalSeconds": 0.2, "maxIntervalSeconds": 1.0}
@@ -34,17 +34,22 @@ def test_measured_goes_by_what_drafts_are_worth(eagle_halves: Speculating) -> No
     for prompts, steps in ((PREDICTABLE, TOP), (UNPREDICTABLE, 0), (PREDICTABLE, TOP)):
         with traffic(eagle_halves, prompts) as wrong:
             wait_until(
-                lambda steps=steps: server.state()["steps"] == steps,  # type: ignore[misc]
+                lambda steps=steps: settled(server, steps),  # type: ignore[misc]
                 PATIENCE_SECONDS,
                 lambda: json.dumps(server.state()["estimates"]),
                 poll_seconds=0.2,
             )
         assert wrong == []
     last = server.state()["decisions"][-1]
-    assert last["steps"] == TOP
     assert last["inputs"]["running"] > 0
-    assert last["estimates"]["survival"][0] > 0.5
     assert [rung["steps"] for rung in last["estimates"]["rungs"]] == [0, 1, 2, 3]
+
+
+def settled(server: Server, steps: int) -> bool:
+    """At these steps, and for the right reason: a probe of more steps is no opinion yet."""
+    state = server.state()
+    first = state["estimates"]["survival"][:1]  # empty before the rule's first turn
+    return state["steps"] == steps and bool(first) and (first[0] > 0.5) == (steps > 0)
 
 
 @contextlib.contextmanager
