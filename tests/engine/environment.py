@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGE = REPOSITORY / "images" / "sglang-cpu"
 REQUIREMENTS = IMAGE / "requirements.txt"
 REQUIREMENTS_WITHOUT_DEPENDENCIES = IMAGE / "requirements-nodeps.txt"
+LEAN = IMAGE / "lean.py"
 STANDINS = IMAGE / "standins"
 COMPLETE = "specserver-complete"
 DISK_BYTES = 8 * 2**30
@@ -73,7 +74,7 @@ def engine_variables(run_directory: Path) -> dict[str, str]:
 
 def _requirements_hash() -> str:
     digest = hashlib.sha256(f"python {sys.version_info[0]}.{sys.version_info[1]}\n".encode())
-    for file in (REQUIREMENTS, REQUIREMENTS_WITHOUT_DEPENDENCIES):
+    for file in (REQUIREMENTS, REQUIREMENTS_WITHOUT_DEPENDENCIES, LEAN):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -84,10 +85,16 @@ def _build(environment: Path, python: Path) -> None:
     if free < DISK_BYTES:
         raise RuntimeError(f"{environment.parent} has {free / 2**30:.1f} GiB left; the engine needs {DISK_BYTES / 2**30:.0f} GiB")
     shutil.rmtree(environment, ignore_errors=True)
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "--require-hashes"]
+    pip = [
+        str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "--require-hashes", "--no-deps",
+    ]  # fmt: skip
     _run("create the virtual environment", [sys.executable, "-m", "venv", str(environment)])
-    _run("install torch and the other dependencies (about 3 GB)", [*pip, "-r", str(REQUIREMENTS)])
-    _run("install SGLang", [*pip, "--no-deps", "-r", str(REQUIREMENTS_WITHOUT_DEPENDENCIES)])
+    _run("split the requirements", [str(python), str(LEAN), "split", str(REQUIREMENTS), str(environment)])
+    _run("install torch", [*pip, "-r", str(environment / "torch.txt")])
+    site_packages = next(environment.glob("lib/python*/site-packages"))
+    _run("leave out what only a GPU would use", [str(python), str(LEAN), "trim", str(site_packages)])
+    _run("install the other dependencies", [*pip, "-r", str(environment / "others.txt")])
+    _run("install SGLang", [*pip, "-r", str(REQUIREMENTS_WITHOUT_DEPENDENCIES)])
     (environment / COMPLETE).touch()
 
 
