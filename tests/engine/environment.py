@@ -85,9 +85,8 @@ def _build(environment: Path, python: Path) -> None:
     if free < DISK_BYTES:
         raise RuntimeError(f"{environment.parent} has {free / 2**30:.1f} GiB left; the engine needs {DISK_BYTES / 2**30:.0f} GiB")
     shutil.rmtree(environment, ignore_errors=True)
-    pip = [
-        str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "--require-hashes", "--no-deps",
-    ]  # fmt: skip
+    quiet = ("--disable-pip-version-check", "--progress-bar", "off")
+    pip = [str(python), "-m", "pip", "install", *quiet, "--require-hashes", "--no-deps"]
     _run("create the virtual environment", [sys.executable, "-m", "venv", str(environment)])
     _run("split the requirements", [str(python), str(LEAN), "split", str(REQUIREMENTS), str(environment)])
     _run("install torch", [*pip, "-r", str(environment / "torch.txt")])
