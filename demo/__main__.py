@@ -54,7 +54,8 @@ def main() -> int:
     began = time.monotonic()
     keep = os.environ.get("KEEP", "") not in ("", "0")
     print(HONEST, flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: everything is taken down
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all end as Ctrl-C does: everything is taken down
+        signal.signal(number, signal.default_int_handler)
     try:
         with a_cluster(keep=keep) as cluster:
             try:

@@ -25,8 +25,9 @@ _INTERRUPTED = 130
 
 def main() -> int:
     options = parse_options()
-    # kill, or a terminal that was closed, ends a run as Ctrl-C does: what was begun is taken back
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # kill, or a terminal that was closed, ends a run as Ctrl-C does: what was begun is taken back. Ctrl-C itself is among them,
+    # because a shell starts what it runs in the background with that signal ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         match options.command, options.size:
