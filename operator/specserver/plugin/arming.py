@@ -19,7 +19,7 @@ from specserver.plugin.obstacles import Cause, Obstacle
 from specserver.plugin.state import Rank
 from specserver.plugin.zero.step import ZeroStep, zero_step_of
 from specserver.policy.decision import Observation
-from specserver.policy.document import PolicyInvalid, parse_policy
+from specserver.policy.document import parse_policy
 from specserver.policy.profile import parse_profile
 
 logger = logging.getLogger(__name__)
@@ -224,9 +224,7 @@ def load_policy_file(rank: Rank, path: str) -> None:
     try:
         policy = parse_policy(json.loads(Path(path).read_text()))
     except (OSError, ValueError) as error:  # PolicyInvalid and JSON's errors are ValueErrors
-        field = f"{error.field}: " if isinstance(error, PolicyInvalid) and error.field else ""
-        message = error.message if isinstance(error, PolicyInvalid) else str(error)
-        rank.policy_problem = f"no policy: {path}: {field}{message}"
+        rank.policy_problem = f"no policy: {path}: {error}"
         return
     problem = rank.find_policy_problem(policy)
     if problem is None:

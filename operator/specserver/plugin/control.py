@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 from specserver import __version__
 from specserver.plugin import channel, support
-from specserver.plugin.force import ForceInvalid, parse_force
-from specserver.policy.document import PolicyInvalid, parse_policy
+from specserver.plugin.force import parse_force
+from specserver.policy.document import DocumentInvalid, parse_policy
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ async def delete_force(ranks: Ranks) -> Reply:
 
 
 def _reply_invalid(error: ValueError) -> Reply:
-    if isinstance(error, PolicyInvalid | ForceInvalid):
+    if isinstance(error, DocumentInvalid):
         return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": error.message, "field": error.field}
     return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": f"not JSON: {error}", "field": ""}
 

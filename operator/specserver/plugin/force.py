@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specserver.policy.document import DocumentInvalid
+
 LONGEST_SECONDS = 24 * 3600.0
 FIELDS = ("steps", "ttlSeconds")
 OPTIONAL_FIELDS = ("costOnly",)
 
 
-class ForceInvalid(ValueError):
-    """The document can't be used. `field` is its JSON name, or empty where the document as a whole is wrong."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}" if field else message)
-        self.field, self.message = field, message
+class ForceInvalid(DocumentInvalid):
+    """A force document can't be used."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,16 @@ MODES = ("Auto", "Always", "Never", "Observe")
 STRATEGIES = ("Measured", "Threshold", "Table")
 
 
-class PolicyInvalid(ValueError):
-    """The document can't be used. `field` is its JSON name, or empty where the document as a whole is wrong."""
+class DocumentInvalid(ValueError):
+    """A document can't be used. `field` is its JSON name, or empty where the document as a whole is wrong."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field, self.message = field, message
+
+
+class PolicyInvalid(DocumentInvalid):
+    """A policy document can't be used."""
 
 
 @dataclass(frozen=True)
