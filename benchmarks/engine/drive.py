@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -362,14 +361,4 @@ if __name__ == "__main__":
     plan = plans.REHEARSAL if options.rehearse else Plan()
     machine = choose_machine(options, plan.max_running, plan.kv_tokens)
     run = Session(f"engine-{options.part}", options.out, options.deadline, machine)
-    try:
-        asyncio.run(main(run, plan, options.part, options.only.split(",") if options.only else ()))
-    except Exception as failure:
-        run.problem("engine", failure)
-        raise
-    finally:
-        run.fleet.stop_all()
-        run.save()
-        run.keep_logs()
-        run.keep_rounds()
-    sys.exit(0)
+    run.run(main(run, plan, options.part, options.only.split(",") if options.only else ()))

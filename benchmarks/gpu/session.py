@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tarfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,19 @@ class Session:
         self.raw: dict[str, Any] = {
             "benchmark": name, "machine": describe_machine(machine), "cells": [], "leftOut": [], "problems": [],
         }  # fmt: skip
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """The whole run. However it ends, no server outlives it and what was measured is kept."""
+        try:
+            asyncio.run(work)
+        except Exception as failure:
+            self.problem(self.raw["benchmark"], failure)
+            raise
+        finally:
+            self.fleet.stop_all()
+            self.save()
+            self.keep_logs()
+            self.keep_rounds()
 
     # ---- clock, words, disk --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -157,14 +156,4 @@ async def main(session: Session) -> None:
 if __name__ == "__main__":
     options = parse_arguments("shakeout")
     run = Session("shakeout", options.out, options.deadline, choose_machine(options, 256, 70_000))
-    try:
-        asyncio.run(main(run))
-    except Exception as failure:
-        run.problem("shakeout", failure)
-        raise
-    finally:
-        run.fleet.stop_all()
-        run.save()
-        run.keep_logs()
-        run.keep_rounds()
-    sys.exit(0)
+    run.run(main(run))

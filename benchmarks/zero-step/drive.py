@@ -21,7 +21,6 @@ import asyncio
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -552,16 +551,6 @@ if __name__ == "__main__":
     options = parse_arguments("zero-step")
     plan = REHEARSAL if options.rehearse else Plan()
     run = Session(f"zero-step-{options.part}", options.out, options.deadline, choose_machine(options, 256, plan.kv_tokens))
-    try:
-        benchmark = Benchmark(run, plan)
-        parts = {"all": benchmark.run, "trained": benchmark.run_trained, "accepted": benchmark.run_accepted}
-        asyncio.run(parts[options.part]())
-    except Exception as failure:
-        run.problem("zero-step", failure)
-        raise
-    finally:
-        run.fleet.stop_all()
-        run.save()
-        run.keep_logs()
-        run.keep_rounds()
-    sys.exit(0)
+    benchmark = Benchmark(run, plan)
+    parts = {"all": benchmark.run, "trained": benchmark.run_trained, "accepted": benchmark.run_accepted}
+    run.run(parts[options.part]())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,25 +18,12 @@ from specserver.core.failures import (
     last_line,
     plan_scheduled,
 )
-from specserver.core.observed import ContainerFailure, Pod, Workload
-from tests.fakes.pods import build_pod
+from specserver.core.observed import ContainerFailure, Pod
+from tests.fakes.pods import NOW, WORKLOAD, build_pod
+from tests.fakes.pods import build_failure as failure
+from tests.fakes.pods import build_starting_pod as starting
 
-NOW = 10_000.0
 DEADLINE = 600.0
-WORKLOAD = Workload(
-    uid="w", generation=2, observed_generation=2, spec_replicas=2, replicas=2, ready_replicas=2, updated_replicas=2,
-    available_replicas=2, current_template_hash="h", progress_deadline_exceeded=False,
-)  # fmt: skip
-
-
-def failure(
-    reason: str = "Error", message: str = "", exit_code: int | None = 1, restarts: int = 1, **more: Any
-) -> ContainerFailure:
-    return ContainerFailure(reason, message, exit_code, restarts, **{"at": NOW - 10, **more})
-
-
-def starting(name: str, **different: Any) -> Pod:
-    return build_pod(name, **{"ready": False, "started": False, "created_at": NOW - 10, **different})
 
 
 # ---- containers ---------------------------------------------------------------------------------------------------------

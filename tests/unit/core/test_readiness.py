@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specserver.api.conditions import Reason
-from specserver.core.observed import ContainerFailure, Pod, Workload
+from specserver.core.observed import Pod, Workload
 from specserver.core.readiness import (
     Problem,
     count_replicas,
@@ -16,24 +16,11 @@ from specserver.core.readiness import (
     plan_progressing,
     plan_ready,
 )
-from tests.fakes.pods import build_pod
+from tests.fakes.pods import NOW, WORKLOAD, build_pod
+from tests.fakes.pods import build_failure as failure
+from tests.fakes.pods import build_starting_pod as starting
 
-NOW = 10_000.0
 DEADLINE = 600.0
-WORKLOAD = Workload(
-    uid="w", generation=2, observed_generation=2, spec_replicas=2, replicas=2, ready_replicas=2, updated_replicas=2,
-    available_replicas=2, current_template_hash="h", progress_deadline_exceeded=False,
-)  # fmt: skip
-
-
-def failure(
-    reason: str = "Error", message: str = "", exit_code: int | None = 1, restarts: int = 1, **more: Any
-) -> ContainerFailure:
-    return ContainerFailure(reason, message, exit_code, restarts, **{"at": NOW - 10, **more})
-
-
-def starting(name: str, **different: Any) -> Pod:
-    return build_pod(name, **{"ready": False, "started": False, "created_at": NOW - 10, **different})
 
 
 def ready(
