@@ -109,12 +109,17 @@ class OperatorProcess:
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as response:
             return await response.text()
 
-    async def count_writes(self) -> int:
-        """Requests so far that could have changed something, whether or not they did; but for the operator's own Lease."""
+    async def writes(self) -> dict[str, int]:
+        """Requests so far that could have changed something, whether or not they did, by verb and kind, for all namespaces;
+        but for the operator's own Lease."""
         page = await self.page("/metrics")
-        series = r'^specserver_operator_api_requests_total\{kind="(\w+)",.*verb="(\w+)"\} ([0-9.e+]+)$'
+        series = r'^specserver_operator_api_requests_total\{kind="(\w+)",status="(\w+)",verb="(\w+)"\} ([0-9.e+]+)$'
         found = re.findall(series, page, re.MULTILINE)
-        return sum(round(float(count)) for kind, verb, count in found if verb in WRITES and kind != "Lease")
+        return {
+            f"{verb} {kind} {status}": round(float(count))
+            for kind, status, verb, count in found
+            if verb in WRITES and kind != "Lease"
+        }
 
     def faults(self) -> list[str]:
         """Lines of the log that no test may cause: what nobody foresaw, and what the chart's rights lack.

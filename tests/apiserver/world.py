@@ -162,6 +162,25 @@ class World:
             key=lambda event: int(event["metadata"]["resourceVersion"]),
         )
 
+    async def wait_alone(self) -> None:
+        """No server of an earlier test is left: their ends aren't waited for, and the operator's counters are of all."""
+
+        async def others() -> list[str]:
+            return [
+                f"{item['metadata']['namespace']}/{item['metadata']['name']}"
+                for item in await self.api.list(KIND, "")
+                if item["metadata"]["namespace"] != self.namespace
+            ]
+
+        left: list[str] = []
+
+        async def alone() -> bool:
+            nonlocal left
+            left = await others()
+            return not left
+
+        await eventually(alone, lambda: f"the end of {left}", within_seconds=60)
+
     async def wait_event(self, reason: str) -> Body:
         """The one Event of this reason: it is written a moment after what it is about."""
         (event,) = await eventually(lambda: self.events(reason), f"an Event {reason}")

@@ -155,4 +155,6 @@ class Api:
 
 
 def _path(kind: str, namespace: str) -> str:
-    return _PATHS[kind].format(namespace)
+    """Of all namespaces where `namespace` is empty."""
+    path = _PATHS[kind]
+    return path.format(namespace) if namespace else path.replace("/namespaces/{}", "")
