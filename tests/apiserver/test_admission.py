@@ -53,6 +53,10 @@ def with_targets(*targets: tuple[str, str]) -> Body:
     return with_scaling(targets=[{"metric": metric, "value": value} for metric, value in targets])
 
 
+def with_prometheus(**prometheus: Any) -> Body:
+    return {"metrics": {"prometheus": prometheus}}
+
+
 NAMES = [
     ("a dot", "mini-1.5b", "mini-15b"),
     ("64 characters", "a" * 64, "a" * 63),
@@ -106,6 +110,13 @@ CASES: list[tuple[str, str, Body, Body]] = [
     ("target of 0", rule("targets: value"), with_targets(("Running", "0")), with_targets(("Running", "0.5"))),
     ("samples older than staleness", rule("staleness:"), {"metrics": {"interval": "30s", "staleness": "20s"}},
      {"metrics": {"interval": "20s", "staleness": "20s"}}),
+    ("nothing to fall back from", rule("onLoss:"), {"metrics": {"onLoss": "Fallback"}},
+     {"metrics": {"onLoss": "Fallback", "prometheus": {"url": "http://p"}}}),
+    ("certificate without TLS", rule("tls:"), with_prometheus(url="http://p", tls={"insecureSkipVerify": True}),
+     with_prometheus(url="https://p", tls={"insecureSkipVerify": True})),
+    ("authority that nobody asks", rule("insecureSkipVerify:"),
+     with_prometheus(url="https://p", tls={"insecureSkipVerify": True, "caSecretRef": {"name": "ca", "key": "crt"}}),
+     with_prometheus(url="https://p", tls={"caSecretRef": {"name": "ca", "key": "crt"}})),
     ("interval too short", rule("staleness:"), {"metrics": {"interval": "500ms"}}, {"metrics": {"interval": "1s"}}),
     ("no pod may go and none may come", rule("maxUnavailable:"), {"rollout": {"maxUnavailable": 0}},
      {"rollout": {"maxUnavailable": 0, "maxSurge": 1}}),
@@ -197,7 +208,7 @@ async def test_defaults_are_there_to_be_read(world: World) -> None:
     }  # fmt: skip
     assert spec["engine"]["maxRunningRequests"] == 256
     assert (spec["engine"]["port"], spec["engine"]["loadDeadline"]) == (30000, "30m")
-    assert spec["metrics"] == {"interval": "15s", "staleness": "60s"}
+    assert spec["metrics"] == {"interval": "15s", "staleness": "60s", "onLoss": "Hold"}
     assert spec["rollout"] == {
         "maxSurge": 0, "maxUnavailable": 1, "drainTimeout": "60s", "progressDeadline": "1h", "protectStartup": True,
         "paused": False, "onOperatorUpgrade": "Keep",

@@ -117,6 +117,25 @@ async def test_neither_lever_moves_while_the_load_is_unknown(world: World, prome
     assert len(warnings) <= 2 * len(STEPS) + 2, "once each, not once a look"
 
 
+async def test_a_loss_with_a_fallback_scales_by_the_pods(world: World, prometheus: FakePrometheus) -> None:
+    """The Prometheus is lost, the pods say what they carry: replicas follow, and the condition says what failed."""
+    metrics = {"prometheus": {"url": prometheus.url}, "interval": "1s", "staleness": "8s", "onLoss": "Fallback"}
+    await world.create_ready(replicas=None, scaling={**SCALING, "minReplicas": 2}, metrics=metrics)
+    load(world, 4)
+    await world.wait_condition("MetricsAvailable", "True", "MetricsFound")
+    prometheus.status, prometheus.body = 401, "<html>who?</html>"
+    await world.wait_condition("MetricsAvailable", "True", "MetricsFallback", says="query load: answered 401")
+    load(world, 8)
+
+    async def grown() -> bool:
+        return (await world.deployment())["spec"]["replicas"] == 4
+
+    await eventually(grown, "four replicas", within_seconds=40)
+    assert (await world.condition("ScalingActive"))["status"] == "True"
+    prometheus.status, prometheus.body = 200, None
+    await world.wait_condition("MetricsAvailable", "True", "MetricsFound")
+
+
 def load(world: World, running: int) -> None:
     for engine in world.engines.values():
         engine.running = running

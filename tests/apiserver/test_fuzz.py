@@ -262,8 +262,10 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
         prometheus=part(
             url=st.sampled_from(["http://127.0.0.1:1", "https://x", "x", "http://u:p@h"]),
             authSecretRef=REFERENCES,
+            tls=part(caSecretRef=REFERENCES, insecureSkipVerify=st.booleans()),
             labels=LABELS,
         ),
+        onLoss=st.sampled_from(["Hold", "Fallback", "Guess"]),
     ),
     "rollout": part(maxSurge=NUMBERS, maxUnavailable=NUMBERS, drainTimeout=DURATIONS, progressDeadline=DURATIONS),
     "nonsense": ANYTHING,

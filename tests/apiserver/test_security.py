@@ -68,6 +68,7 @@ async def test_no_field_names_a_secret_of_another_namespace(world: World, other:
         {"engine": {"adminKeySecretRef": reference}},
         {"engine": {"apiKeySecretRef": reference}},
         {"metrics": {"prometheus": {"url": "http://prometheus", "authSecretRef": reference}}},
+        {"metrics": {"prometheus": {"url": "https://prometheus", "tls": {"caSecretRef": reference}}}},
     ):
         with pytest.raises(ApiError, match=r"SecretRef\.name"):
             await world.api.create(a_server(world.namespace, **spec), dry_run=True)

@@ -82,6 +82,7 @@ class Reason(StrEnum):
     ROLLOUT_STOPPED = "RolloutStopped"
     # MetricsAvailable
     METRICS_FOUND = "MetricsFound"
+    METRICS_FALLBACK = "MetricsFallback"
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
     PROMETHEUS_ERROR = "PrometheusError"

@@ -149,6 +149,21 @@ RULES = (
         "staleness: must be at least interval, and interval at least 1s: raise staleness or interval",
     ),
     CelRule(
+        "spec.metrics",
+        "self.onLoss == 'Hold' || has(self.prometheus)",
+        "onLoss: without prometheus the pods are read already: remove onLoss, or give prometheus",
+    ),
+    CelRule(
+        "spec.metrics.prometheus",
+        "self.url.startsWith('https://') || !(has(self.tls.caSecretRef) || self.tls.insecureSkipVerify)",
+        "tls: means nothing with this url: remove tls, or let url begin with https://",
+    ),
+    CelRule(
+        "spec.metrics.prometheus.tls",
+        "!(has(self.caSecretRef) && self.insecureSkipVerify)",
+        "insecureSkipVerify: with it caSecretRef is never looked at: remove one of the two",
+    ),
+    CelRule(
         "spec.rollout",
         "self.maxSurge + self.maxUnavailable > 0",
         "maxUnavailable: maxSurge and maxUnavailable can't both be 0, or no pod could ever be replaced: raise one",

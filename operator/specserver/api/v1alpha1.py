@@ -342,14 +342,29 @@ class Scaling(Node):
     paused: bool = Field(False, description="Leave the replicas as they are. Default: false.")
 
 
+class PrometheusTls(Node):
+    """How the certificate of an https URL is checked. Default: against the public authorities."""
+
+    ca_secret_ref: SecretKeyRef | None = Field(
+        None, description="Secret entry with the authorities to trust instead of the public ones, as PEM certificates."
+    )
+    insecure_skip_verify: bool = Field(False, description="Accept any certificate. Default: false.")
+
+
 class Prometheus(Node):
     """A Prometheus that scrapes the engines."""
 
     url: str = Field(max_length=1024, pattern=r"^https?://[^\s]+$", description="Base URL, for example http://prometheus:9090.")
+    tls: PrometheusTls = Field(default_factory=PrometheusTls, description="How the certificate of an https URL is checked.")
     auth_secret_ref: SecretKeyRef | None = Field(None, description="Secret entry with a bearer token for the URL.")
     labels: dict[str, str] | None = Field(
         None, description="Further label matchers for every query, for example `cluster: eu-1`."
     )
+
+
+class OnLoss(StrEnum):
+    HOLD = "Hold"
+    FALLBACK = "Fallback"
 
 
 class Metrics(Node):
@@ -360,6 +375,11 @@ class Metrics(Node):
     )
     interval: Duration = Field("15s", description="How often the load is read, as a duration. Default: 15s.")
     staleness: Duration = Field("60s", description="Age at which a sample counts as unknown, as a duration. Default: 60s.")
+    on_loss: OnLoss = Field(
+        OnLoss.HOLD,
+        description="What to do while the Prometheus does not tell the load of every ready replica. Hold: the load is unknown,"
+        " and nothing is scaled by it. Fallback: read the pods' own /metrics. Default: Hold.",
+    )
 
 
 class OperatorUpgrade(StrEnum):

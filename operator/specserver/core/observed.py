@@ -41,14 +41,24 @@ class PodLoadUnknown:
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a server, one entry a ready pod. At least one entry is known."""
+    """The load of a server, one entry a ready pod. At least one entry is known.
+
+    `instead_of` says why it is not from where it should be; empty where it is.
+    """
 
     pods: tuple[PodLoad, ...]
     unknown: tuple[PodLoadUnknown, ...] = ()
+    instead_of: str = ""
 
     @property
     def complete(self) -> bool:
         return not self.unknown
+
+    @property
+    def gap(self) -> str:
+        """Whose load is missing and why, in words; of an incomplete load alone."""
+        first, total = self.unknown[0], len(self.unknown) + len(self.pods)
+        return f"{len(self.unknown)} of {total} replicas have no known load; pod {first.pod}: {first.message}"
 
     @property
     def running(self) -> float:

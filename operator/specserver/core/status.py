@@ -143,13 +143,15 @@ def plan_metrics_available(load: Load | LoadUnknown, pods: tuple[Pod, ...]) -> C
     if isinstance(load, LoadUnknown):
         return Condition(ConditionType.METRICS_AVAILABLE, Status.FALSE, Reason(load.reason), load.message)
     if load.unknown:
-        first, total = load.unknown[0], len(load.unknown) + len(load.pods)
         return Condition(
             ConditionType.METRICS_AVAILABLE,
             Status.FALSE,
             Reason.METRICS_MISSING,
-            f"{len(load.unknown)} of {total} replicas have no known load, so none is removed; pod {first.pod}: {first.message}",
+            f"no replica is removed meanwhile: {load.gap}",
         )
+    if load.instead_of:
+        message = f"the load is read from the pods, as metrics.onLoss asks: {load.instead_of}"
+        return Condition(ConditionType.METRICS_AVAILABLE, Status.TRUE, Reason.METRICS_FALLBACK, message)
     return Condition(
         ConditionType.METRICS_AVAILABLE, Status.TRUE, Reason.METRICS_FOUND, f"the load of {len(load.pods)} replicas is known"
     )

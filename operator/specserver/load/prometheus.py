@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import ssl
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 
 import requests
 import yarl
@@ -63,9 +65,16 @@ class PrometheusLoad:
         url: str,
         *,
         token: str | None = None,
+        authorities: str | None = None,
+        verify: bool = True,
         timeout_seconds: float = TIMEOUT_SECONDS,
         answer_limit_bytes: int = ANSWER_LIMIT_BYTES,
     ) -> None:
+        """`authorities`: PEM certificates to trust instead of the public ones. ValueError where they are none. `verify` False
+        accepts any certificate."""
+        if authorities is not None:
+            _check_certificates(authorities)
+        self._authorities, self._verify = authorities, verify
         # A token file ends in a line break more often than not.
         self._token = token.strip() if token else None
         self._timeout_seconds = timeout_seconds
@@ -73,6 +82,7 @@ class PrometheusLoad:
         self._url = url.rstrip("/")
         self._session = _BoundedSession(timeout_seconds, answer_limit_bytes)
         self._client: PrometheusConnect | None = None
+        self._file: IO[str] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
         self._rates = TokenRates()
 
@@ -80,6 +90,8 @@ class PrometheusLoad:
         """Lets go of the connections; a query under way ends by its own time limit."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._session.close()
+        if self._file is not None:
+            self._file.close()
 
     async def observe_load(
         self,
@@ -171,6 +183,7 @@ class PrometheusLoad:
     def _ask(self, query: str) -> Any:
         """Runs on the thread. The client is made here since a URL that is none raises, and belongs into the message."""
         if self._client is None:
+            self._session.verify = self._verify if self._authorities is None else self._store_authorities(self._authorities)
             self._client = PrometheusConnect(
                 self._url,
                 retry=Retry(total=0),
@@ -180,6 +193,13 @@ class PrometheusLoad:
                 method="POST",
             )
         return self._client.custom_query(query)
+
+    def _store_authorities(self, authorities: str) -> str:
+        """The path of a file with them: `requests` takes authorities in no other way."""
+        self._file = tempfile.NamedTemporaryFile("w", prefix="authorities-", suffix=".pem")  # noqa: SIM115 - lives as we do
+        self._file.write(authorities)
+        self._file.flush()
+        return self._file.name
 
     def _describe_refusal(self, text: str) -> str:
         found = _STATUS.match(text)
@@ -232,7 +252,7 @@ def _cause(error: Exception, timeout_seconds: float) -> str:
     if isinstance(error, _AnswerTooLarge):
         return str(error)
     if isinstance(error, requests.exceptions.SSLError):
-        return f"its TLS certificate is not trusted: {_certificate_problem(error)}"
+        return f"its TLS certificate is not trusted: {_certificate_problem(error)} (metrics.prometheus.tls)"
     if isinstance(error, requests.exceptions.Timeout):
         return f"no answer within {timeout_seconds:g} s"
     if isinstance(error, requests.exceptions.JSONDecodeError):
@@ -256,6 +276,13 @@ def _cause(error: Exception, timeout_seconds: float) -> str:
 def _certificate_problem(error: Exception) -> str:
     found = re.search(r"certificate verify failed: ([^(\]\"']+)", str(error))
     return found.group(1).strip() if found else "the TLS handshake failed"
+
+
+def _check_certificates(authorities: str) -> None:
+    try:
+        ssl.create_default_context(cadata=authorities)
+    except (ssl.SSLError, ValueError):
+        raise ValueError("no PEM certificates") from None
 
 
 class _AnswerTooLarge(requests.RequestException):

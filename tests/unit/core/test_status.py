@@ -114,7 +114,7 @@ def test_metrics_of_some() -> None:
     some = Load((PodLoad("a", 1, 0, 0, None, NOW),), (PodLoadUnknown("b", "timed out"),))
     condition = plan_metrics_available(some, PODS)
     assert (condition.status, condition.reason) == ("False", "MetricsMissing")
-    assert condition.message == "1 of 2 replicas have no known load, so none is removed; pod b: timed out"
+    assert condition.message == "no replica is removed meanwhile: 1 of 2 replicas have no known load; pod b: timed out"
 
 
 def test_nobody_to_be_asked_is_no_fault_of_the_metrics() -> None:

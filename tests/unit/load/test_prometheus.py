@@ -235,7 +235,8 @@ async def test_an_url_that_is_none(url: str) -> None:
     assert load.reason == Reason.PROMETHEUS_ERROR
 
 
-async def test_a_self_signed_certificate_is_said(tmp_path: Path) -> None:
+async def self_signed(tmp_path: Path) -> tuple[ssl.SSLContext, str]:
+    """A server's side of a certificate that nobody vouches for, and the certificate."""
     certificate = tmp_path / "tls.pem"
     process = await asyncio.create_subprocess_exec(
         "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
@@ -247,6 +248,11 @@ async def test_a_self_signed_certificate_is_said(tmp_path: Path) -> None:
     certificate.write_text(certificate.read_text() + (tmp_path / "crt").read_text())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
+    return context, (tmp_path / "crt").read_text()
+
+
+async def test_a_self_signed_certificate_is_said(tmp_path: Path) -> None:
+    context, _ = await self_signed(tmp_path)
     prometheus = FakePrometheus([scrape_of("m-0", 3)])
     async with serving(prometheus, tls=context):
         source = PrometheusLoad(prometheus.url, token="s3cret", timeout_seconds=2)
@@ -254,8 +260,38 @@ async def test_a_self_signed_certificate_is_said(tmp_path: Path) -> None:
         source.close()
     assert isinstance(load, LoadUnknown)
     assert load.reason == Reason.PROMETHEUS_ERROR
-    assert "TLS certificate is not trusted: self-signed certificate" in load.message
+    assert "TLS certificate is not trusted: self-signed certificate (metrics.prometheus.tls)" in load.message
     assert prometheus.paths == []
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+@pytest.mark.parametrize("trusted", [True, False], ids=["its authority is given", "any is accepted"])
+async def test_a_self_signed_certificate_that_is_trusted(tmp_path: Path, trusted: bool) -> None:
+    context, certificate = await self_signed(tmp_path)
+    prometheus = FakePrometheus([scrape_of("m-0", 3)])
+    async with serving(prometheus, tls=context):
+        trust: dict[str, Any] = {"authorities": certificate} if trusted else {"verify": False}
+        source = PrometheusLoad(prometheus.url, timeout_seconds=2, **trust)
+        load = await look(source)
+        source.close()
+    assert known(load) == {"m-0": 3}
+
+
+async def test_another_authority_is_not_the_one(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    context, _ = await self_signed(tmp_path)
+    _, other = await self_signed(tmp_path / "other")
+    async with serving(FakePrometheus([scrape_of("m-0", 3)]), tls=context) as prometheus:
+        source = PrometheusLoad(prometheus.url, authorities=other, timeout_seconds=2)
+        load = await look(source)
+        source.close()
+    assert isinstance(load, LoadUnknown)
+    assert "TLS certificate is not trusted" in load.message
+
+
+def test_authorities_that_are_none() -> None:
+    with pytest.raises(ValueError, match="no PEM certificates"):
+        PrometheusLoad("https://prometheus", authorities="s3cret")
 
 
 async def test_credentials_are_in_no_message() -> None:
