@@ -42,7 +42,7 @@ def test_two_start_fast_side_by_side_and_know_nothing_of_each_other(tmp_path: Pa
             with pytest.raises(ClusterError, match="not found"):
                 two.kubectl("get", "namespace", "only-in-one")
     assert seconds < READY_SECONDS
-    assert all(child.poll() is not None for child in (*one.children, *two.children))
+    assert all(child.poll() is not None for child in (*one.children.values(), *two.children.values()))
     one.stop()  # a second time is harmless
 
 
@@ -86,8 +86,8 @@ def test_nothing_outlives_a_test_run_that_was_killed(tmp_path: Path) -> None:
         thread = threading.Thread(target=lambda: started.append(start_apiserver(Path(sys.argv[1]))))
         thread.start(); thread.join()
         time.sleep(0.5)
-        assert all(child.poll() is None for child in started[0].children)
-        print(*[child.pid for child in started[0].children], flush=True)
+        assert all(child.poll() is None for child in started[0].children.values())
+        print(*[child.pid for child in started[0].children.values()], flush=True)
         time.sleep(600)
         """
     )
@@ -122,7 +122,7 @@ def test_context_uses_the_named_cluster_and_starts_nothing(
     monkeypatch.setenv("CONTEXT", controlled.name)
     with start_apiserver(tmp_path) as given:
         assert given.url == controlled.url
-        assert given.children == ()
+        assert given.children == {}
         given.wait_ready()
     controlled.wait_ready()
 

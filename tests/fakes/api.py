@@ -5,6 +5,7 @@ Not the operator's own client: what that one gets wrong, this one must be able t
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import ssl
@@ -52,7 +53,9 @@ class ApiError(Exception):
 class Api:
     """Requests as the administrator of the kubeconfig."""
 
-    def __init__(self, kubeconfig: Path) -> None:
+    def __init__(self, kubeconfig: Path, *, patience_seconds: float = 0.0) -> None:
+        """`patience_seconds`: for how long a request is made again while nobody listens, or says to be starting."""
+        self._patience_seconds = patience_seconds
         document = yaml.safe_load(kubeconfig.read_text())
         cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
         self.url: str = cluster["server"]
@@ -140,6 +143,18 @@ class Api:
         self, method: str, path: str, *, body: Any = None, query: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Body:  # fmt: skip
+        deadline = asyncio.get_running_loop().time() + self._patience_seconds
+        while True:
+            try:
+                return await self._exchange(method, path, body, query, content_type)
+            except (aiohttp.ClientConnectionError, ApiError) as error:
+                refused = isinstance(error, aiohttp.ClientConnectorError) or (isinstance(error, ApiError) and error.status == 503)
+                lost = isinstance(error, aiohttp.ClientConnectionError) and method != "POST"
+                if not (refused or lost) or asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
+
+    async def _exchange(self, method: str, path: str, body: Any, query: dict[str, str] | None, content_type: str) -> Body:
         data = None if body is None else json.dumps(body)
         headers = {"Content-Type": content_type}
         async with self._session.request(method, self.url + path, params=query, data=data, headers=headers) as response:

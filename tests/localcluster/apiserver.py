@@ -22,7 +22,7 @@ from tests.localcluster.components import answers, apiserver_flags, client_flags
 from tests.localcluster.errors import ClusterError
 from tests.localcluster.paths import short_hash
 from tests.localcluster.pki import create_pki, write_kubeconfig
-from tests.localcluster.processes import free_ports, log_tail, start_child, stop_children, wait_until
+from tests.localcluster.processes import free_ports, log_tail, restart_child, start_child, stop_children, wait_until
 
 SERVICE_CIDR = "10.96.0.0/16"
 SERVICE_IP = "10.96.0.1"
@@ -40,11 +40,20 @@ class ApiServer(LocalCluster):
 
     url: str = ""
     directory: Path = field(default_factory=Path)
-    children: tuple[subprocess.Popen[bytes], ...] = ()
+    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """By program."""
 
     def stop(self) -> None:
         """End the processes. A second call does nothing. The directory stays: it holds the logs."""
-        stop_children(self.children)
+        stop_children(list(self.children.values()))
+
+    def kill(self, program: str) -> None:
+        """End one of the programs as the kernel would, for a test of those that are left."""
+        stop_children([self.children[program]])
+
+    def start_again(self, program: str) -> None:
+        """Start a killed program as it was: same port, same data."""
+        self.children[program] = restart_child(self.children[program], self.directory / f"{program}.log")
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +132,7 @@ def _start(work: Path, kubeconfig: Path, binaries: Mapping[str, Path], *, with_c
             account = "/api/v1/namespaces/default/serviceaccounts/default"
             wait(lambda: answers(url, pki, account), "the default service account, made by the controller-manager")
         undo.pop_all()
-    return ApiServer(name, kubeconfig, url=url, directory=work, children=tuple(running.values()))
+    return ApiServer(name, kubeconfig, url=url, directory=work, children=running)
 
 
 def _check(running: Mapping[str, subprocess.Popen[bytes]], work: Path) -> None:

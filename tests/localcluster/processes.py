@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.localcluster.errors import ClusterError
 
+_DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _forker_lock = threading.Lock()
 _forker: dict[int, ThreadPoolExecutor] = {}
 
@@ -34,7 +35,7 @@ def start_child(argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str]
     def fork() -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
             return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *map(str, argv)],
+                [*_DIES_WITH_US, *map(str, argv)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -43,6 +44,12 @@ def start_child(argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str]
             )
 
     return forker.submit(fork).result()
+
+
+def restart_child(ended: subprocess.Popen[bytes], log: Path) -> subprocess.Popen[bytes]:
+    """Start anew, in our own environment, what `start_child` had started."""
+    assert isinstance(ended.args, list)
+    return start_child(ended.args[len(_DIES_WITH_US) :], log)
 
 
 def stop_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
