@@ -37,11 +37,14 @@ def a_cluster(*, keep: bool) -> Iterator[LocalCluster]:
             yield LocalCluster(context, kubeconfig, os.environ["REGISTRY"])
         return
     ensure_packages()
-    node = node_up()
+    node: LocalCluster | None = None
     try:
+        node = node_up()
         yield node
     finally:
-        if keep:
+        if node is None:
+            pass  # it has cleaned up after itself
+        elif keep:
             look = f"{node.kubectl_path} --kubeconfig={node.kubeconfig} --namespace {NAMESPACE} get ssv -w"
             say(f"left up (KEEP=1); look around with:  {look}")
             say("take it down with:  make cluster-down")

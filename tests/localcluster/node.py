@@ -35,6 +35,7 @@ from tests.localcluster.processes import (
     find_processes,
     log_tail,
     read_parent,
+    undisturbed,
     wait_until,
 )
 from tests.localcluster.progress import say
@@ -289,14 +290,15 @@ def _handle(instance: Instance, addresses: Addresses) -> Node:
 
 def _clean(instance: Instance) -> None:
     """Everything of the instance that is not a file, gone; whatever state it was in."""
-    for process in (processes := _node_processes(instance)):
-        process.kill()
-    wait_until(
-        lambda: not any(process.alive() for process in processes), "the node's processes are gone", timeout_seconds=60
-    )
-    instance.ready_mark.unlink(missing_ok=True)
-    disconnect(instance.link)
-    remove_cgroup(instance.cgroup, _read_record(instance).cgroup_controllers)
+    with undisturbed():
+        for process in (processes := _node_processes(instance)):
+            process.kill()
+        wait_until(
+            lambda: not any(process.alive() for process in processes), "the node's processes are gone", timeout_seconds=60
+        )
+        instance.ready_mark.unlink(missing_ok=True)
+        disconnect(instance.link)
+        remove_cgroup(instance.cgroup, _read_record(instance).cgroup_controllers)
     if processes:
         say(f"node {instance.name} is down")
 

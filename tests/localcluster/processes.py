@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.localcluster.errors import ClusterError
 
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _forker_lock = threading.Lock()
 _forker: dict[int, ThreadPoolExecutor] = {}
 
@@ -58,6 +59,28 @@ def stop_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
         child.kill()
     for child in children:
         child.wait()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """A second Ctrl-C, or one at the very end of a run, comes after the block: what takes something away must get through.
+
+    The block's own children are spared as well: a terminal sends its Ctrl-C to all of them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in _ENDING}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def free_ports(count: int) -> list[int]:

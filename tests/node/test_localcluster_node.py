@@ -195,7 +195,7 @@ def test_up_after_a_run_that_was_killed(tmp_path: Path) -> None:
 def test_an_interrupted_run_takes_back_what_it_began(moment: Moment, number: signal.Signals, tmp_path: Path) -> None:
     instance = Instance("halted")
     before = observe_machine(instance)
-    assert end_up_at(moment, instance, number, tmp_path) == INTERRUPTED
+    assert end_up_at(moment, instance, number, tmp_path, again=True) == INTERRUPTED
     expect_machine(before, instance)
     node_down("halted", purge=True)
 
@@ -273,8 +273,10 @@ def push(node: Node, image: str, *, text: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def end_up_at(moment: Moment, instance: Instance, number: signal.Signals, tmp_path: Path) -> int:
-    """Start `up` from the command line and send it a signal at that moment; its exit status."""
+def end_up_at(
+    moment: Moment, instance: Instance, number: signal.Signals, tmp_path: Path, *, again: bool = False
+) -> int:
+    """Start `up` from the command line and send it a signal at that moment, and another while it cleans up; its exit status."""
     log = tmp_path / "up.log"
     with log.open("w") as output:
         run = subprocess.Popen(
@@ -288,6 +290,9 @@ def end_up_at(moment: Moment, instance: Instance, number: signal.Signals, tmp_pa
         check=lambda: pytest.fail(log.read_text()) if run.poll() is not None else None,
     )  # fmt: skip
     run.send_signal(number)
+    if again:
+        wait_until(lambda: "cleaning up" in log.read_text(), f"it cleans up; {log}", timeout_seconds=60, interval_seconds=0.01)
+        run.send_signal(number)
     return run.wait(timeout=60)
 
 

@@ -52,5 +52,26 @@ def test_parent(sleeper: subprocess.Popen[bytes]) -> None:
     assert read_parent(sleeper.pid) == os.getpid()
 
 
+UNDISTURBED = """
+import os, signal, subprocess
+from tests.localcluster.processes import undisturbed
+try:
+    with undisturbed():
+        os.kill(0, signal.SIGINT)  # to the group, as a terminal does
+        print(subprocess.run(["sh", "-c", "kill -INT 0; echo the child"], stdout=subprocess.PIPE, text=True).stdout, flush=True)
+        print("the end of the block", flush=True)
+    print("too far", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_what_cleans_up_is_interrupted_after_it() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", UNDISTURBED], capture_output=True, text=True, check=False, start_new_session=True
+    )
+    assert run.stdout.split("\n") == ["the child", "", "the end of the block", "interrupted", ""], run.stderr
+
+
 def test_free_ports_differ() -> None:
     assert len(set(free_ports(20))) == 20
