@@ -18,6 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.engine.environment import ensure_environment
+from tests.localcluster.binaries import ensure_binaries
+from tests.localcluster.images import RECIPES, build_image, find_builder
+from tests.localcluster.packages import PROMETHEUS, Tool, ensure_packages
+from tests.versions.sources import ensure_sources
+
 ROOT = Path(__file__).resolve().parent.parent
 _VENV = Path(sys.executable).parent
 _PACKAGES = threading.Lock()
@@ -28,30 +34,12 @@ def _prepare_nothing() -> None: ...
 
 
 def _prepare_apiserver() -> None:
-    from tests.localcluster.binaries import ensure_binaries
-    from tests.localcluster.packages import PROMETHEUS, Tool, ensure_packages
-
     with _PACKAGES:
         ensure_packages((Tool("openssl", "openssl"), *PROMETHEUS))
     ensure_binaries(("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"))
 
 
-def _prepare_versions() -> None:
-    from tests.versions.sources import ensure_sources
-
-    ensure_sources()
-
-
-def _prepare_engine() -> None:
-    from tests.engine.environment import ensure_environment
-
-    ensure_environment()
-
-
 def _prepare_node() -> None:
-    from tests.localcluster.images import RECIPES, build_image, find_builder
-    from tests.localcluster.packages import ensure_packages
-
     with _PACKAGES:
         ensure_packages()
     builder = find_builder()
@@ -66,7 +54,7 @@ class Tier:
     name: str
     proves: str
     commands: tuple[tuple[str, ...], ...]
-    prepare: Callable[[], None] = _prepare_nothing
+    prepare: Callable[[], object] = _prepare_nothing
 
 
 def _pytest(*arguments: str, workers: str = "0") -> tuple[str, ...]:
@@ -91,8 +79,8 @@ TIERS = (
         (_pytest("tests/apiserver", "--dist", "loadfile", workers="2"),),
         _prepare_apiserver,
     ),
-    Tier("versions", "every supported SGLang release", (_pytest("tests/versions", workers="2"),), _prepare_versions),
-    Tier("engine", "the plugin in a real SGLang on CPU", (_pytest("tests/engine"),), _prepare_engine),
+    Tier("versions", "every supported SGLang release", (_pytest("tests/versions", workers="2"),), ensure_sources),
+    Tier("engine", "the plugin in a real SGLang on CPU", (_pytest("tests/engine"),), ensure_environment),
     Tier("node", "real pods on a real kubelet: the whole story", (_pytest("tests/node"),), _prepare_node),
 )
 
@@ -106,7 +94,7 @@ def main(arguments: list[str]) -> int:
         return 2
     rows, failed = [], False
     chosen = [tier for tier in TIERS if not named or tier.name in named]
-    prepared: dict[str, Future[None]] = {}
+    prepared: dict[str, Future[object]] = {}
     for tier in TIERS:
         if tier not in chosen:
             rows.append((tier.name, "left out", "", tier.proves))
@@ -124,7 +112,7 @@ def main(arguments: list[str]) -> int:
     return int(failed)
 
 
-def _prepare(tiers: Sequence[Tier]) -> dict[str, Future[None]]:
+def _prepare(tiers: Sequence[Tier]) -> dict[str, Future[object]]:
     """What the tiers need, side by side, since one waits for the network where another computes; and all of it before the first
     of them runs: tests beside a compiler would measure the compiler."""
     print("\n=== what the tiers need: built or fetched where it is not there yet", flush=True)
@@ -135,7 +123,7 @@ def _prepare(tiers: Sequence[Tier]) -> dict[str, Future[None]]:
     return prepared
 
 
-def _run(tier: Tier, prepared: Future[None] | None) -> str:
+def _run(tier: Tier, prepared: Future[object] | None) -> str:
     if prepared is not None and (error := prepared.exception()):  # it fails this tier, and the others still run
         print(f"{tier.name}: {error}", file=sys.stderr, flush=True)
         return "not ready"

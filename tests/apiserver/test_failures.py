@@ -125,6 +125,22 @@ async def test_a_load_past_its_deadline_is_told_even_while_it_goes_on(world: Wor
     await world.wait_condition("Ready", "False", "LoadDeadlineExceeded", says="not loaded in 5 s", within_seconds=30)
 
 
+async def test_an_init_container_that_fails_is_named(world: World) -> None:
+    """Its download is refused, say: that is known at once, and not only when the model has not been loaded in time."""
+    world.behave(Behaviour(start_seconds=None))
+    await world.create(replicas=1, template={"spec": {"initContainers": [{"name": "fetch", "image": "fetch:1"}]}})
+    await world.wait_condition("Ready", "False", "ModelLoading")
+    (pod,) = await world.pods()
+    fetch = {
+        "name": "fetch", "image": "fetch:1", "imageID": "", "ready": False, "restartCount": 2,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "Fetching\n403 gated repo: org/model\n"}},
+    }  # fmt: skip
+    await world.kubelet.set_phase(world.namespace, pod["metadata"]["name"], {"initContainerStatuses": [fetch]})
+    said = "container fetch ended with exit code 1, 2 restarts: 403 gated repo: org/model"
+    await world.wait_condition("Ready", "False", "CrashLoop", says=said)
+
+
 async def test_a_failure_is_one_event_however_often_it_is_seen(world: World) -> None:
     """Each restart of the container is a change of the pod, and a look at it."""
     world.behave(Behaviour(trouble=Ended(1, message="RuntimeError: no kernel image")))

@@ -95,6 +95,10 @@ FAILURES = [
         ImageTrouble("InvalidImageName", "couldn't parse image name"), {}, "ImagePullError", "InvalidImageName",
         ("InvalidImageName", None), id="invalid image name",
     ),
+    pytest.param(
+        ImageTrouble("CreateContainerError", "executable file `python` not found in $PATH"), {}, "ContainerNotCreated",
+        "Check engine.image", ("CreateContainerError", None), id="no container of this image",
+    ),
     pytest.param(None, GPU_SHORTAGE, "Unschedulable", "Insufficient nvidia.com/gpu", None, id="no node with enough GPUs"),
 ]  # fmt: skip
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.apiserver.world import World
+from tests.chart.helm import CRD_SOURCE
 from tests.fakes.engine import FakeEngine, Refusal
 from tests.fakes.prometheus import FakePrometheus, serving
 from tests.waiting import eventually
@@ -100,6 +101,25 @@ async def test_at_rest_nothing_is_written(world: World) -> None:
         assert await world.operator.writes() == writes
         assert len(await world.events()) == events
         trembling.cancel()
+
+
+async def test_a_definition_that_lacks_a_field_of_status_costs_no_write_a_look(world: World) -> None:
+    """Of an older release, say: what it does not keep would differ at every look."""
+    await world.wait_alone()
+    await world.create_ready(replicas=1)
+    lacking = '[{"op": "remove", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/url"}]'
+    await world.kubectl("patch", "crd", "speculativeservers.specserver.io", "--type=json", f"-p={lacking}")
+    try:
+        said = f"{world.namespace}/chat: the CustomResourceDefinition is not this operator's: it did not keep status.url"
+        await eventually(lambda: said in world.operator.log.read_text(), "it is said", within_seconds=30)
+        await asyncio.sleep(2.0)
+        writes, version = await world.operator.writes(), (await world.read())["metadata"]["resourceVersion"]
+        await asyncio.sleep(4.0)
+        assert await world.operator.writes() == writes
+        assert (await world.read())["metadata"]["resourceVersion"] == version
+        assert world.operator.log.read_text().count(said) == 1
+    finally:
+        await world.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_SOURCE))
 
 
 async def tremble(engines: list[FakeEngine]) -> None:

@@ -16,6 +16,7 @@ from demo.record import Record
 from demo.report import write_report
 from demo.story import OPERATOR_NAMESPACE, kubectl, run_story
 from tests.localcluster import LocalCluster, node_down, node_up
+from tests.node.streams import Streams, hold_replicas, roll
 from tests.waiting import eventually
 
 ENGINES = f"--selector=specserver.io/server={SERVER}"
@@ -71,6 +72,16 @@ def test_scaling_is_told_in_events_and_in_the_history(cluster: LocalCluster, rec
     events = {one["reason"]: one["message"] for one in items(cluster, "events") if one["reason"] in ("ScaledUp", "ScaledDown")}
     assert events["ScaledUp"].startswith("from 2 to 3 replicas: ")
     assert events["ScaledDown"].startswith("from 3 to 2 replicas: ")
+
+
+def test_a_rollout_fails_no_stream(cluster: LocalCluster, record: Record) -> None:
+    (operator,) = items(cluster, "pods", "--selector=app.kubernetes.io/name=specserver", namespace=OPERATOR_NAMESPACE)
+    hold_replicas(cluster, 2)
+    with Streams(cluster, operator["spec"]["containers"][0]["image"]) as streams:
+        roll(cluster)
+    assert streams.failures == ()
+    assert streams.failed == 0
+    assert streams.completed > 50
 
 
 def test_no_key_is_to_be_read_but_in_its_secret(cluster: LocalCluster, record: Record) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
+import subprocess
+import sys
 
 import aiohttp
 import pytest
@@ -55,6 +58,16 @@ def test_a_line_of_the_log_is_one_json_object() -> None:
     said = json.loads(line)
     assert (said["level"], said["logger"], said["message"]) == ("ERROR", "a.b", "x: Ünïcode\n✓")
     assert "ValueError: two\nlines" in said["exception"]
+
+
+def test_the_log_is_utf_8_where_the_locale_is_not() -> None:
+    """An image without a locale, or with one of another character set: what does not fit was no JSON any more."""
+    said = "é ✓ 推理 🔑"
+    code = f"import logging; from specserver import telemetry as t; t.configure_logging('INFO', 'json'); logging.info({said!a})"
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **locale}, capture_output=True, check=True)
+    assert said in done.stderr.decode()
+    assert json.loads(done.stderr)["message"] == said
 
 
 async def test_pages() -> None:

@@ -84,6 +84,7 @@ class KubernetesCluster:
         return await self._request("get", kind, _path(kind, namespace, name))
 
     async def list_all(self, kind: str, namespace: str, *, label_selector: str = "") -> list[Body]:
+        # In one piece: with a limit many API servers ask etcd, which reads every pod of the namespace to find a server's.
         query = [("labelSelector", label_selector)] if label_selector else []
         answer = await self._request("list", kind, _path(kind, namespace), query=query)
         items: list[Body] = answer["items"]

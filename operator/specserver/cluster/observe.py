@@ -190,6 +190,7 @@ def _parse_failure(status: Mapping[str, Any]) -> ContainerFailure | None:
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         state, last = container.get("state", {}), container.get("lastState", {})
         waiting, restarts = state.get("waiting", {}), container.get("restartCount", 0)
+        added = "" if container["name"] == labels.ENGINE_CONTAINER else container["name"]
         ended = state.get("terminated") or last.get("terminated")
         if waiting.get("reason") in ("CrashLoopBackOff", None) and ended:
             if ended.get("exitCode") == 0 and container.get("ready"):
@@ -202,7 +203,8 @@ def _parse_failure(status: Mapping[str, Any]) -> ContainerFailure | None:
                 restarts=restarts,
                 at=_time(finished),
                 ran_seconds=epoch_seconds(finished) - epoch_seconds(started) if started and finished else None,
+                container=added,
             )
         if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
-            return ContainerFailure(waiting["reason"], waiting.get("message", ""), None, restarts, None)
+            return ContainerFailure(waiting["reason"], waiting.get("message", ""), None, restarts, None, container=added)
     return None

@@ -11,16 +11,19 @@ from specserver.cluster.client import Body, Cluster
 from specserver.core.times import rfc3339
 
 
-async def write_status(cluster: Cluster, body: Body, status: Mapping[str, Any]) -> bool:
-    """Makes `status` the status of the resource `body`; False where it is already."""
+async def write_status(
+    cluster: Cluster, body: Body, status: Mapping[str, Any], *, not_kept: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Makes `status` the status of the resource `body`, and returns what of it the API server did not keep: fields that its
+    definition lacks. Where that is all that differs (`not_kept`, of the last time), nothing is written."""
     difference = merge_patch(body.get("status") or {}, status)
-    if not difference:
-        return False
+    if not difference or difference == not_kept:
+        return difference
     metadata = body["metadata"]
-    await cluster.patch_status(
+    written = await cluster.patch_status(
         labels.KIND, metadata["namespace"], metadata["name"], {"status": difference}, field_manager=labels.MANAGER_STATUS
     )
-    return True
+    return merge_patch(written.get("status") or {}, status)
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,8 @@ _LOAD_FRESH_SECONDS = 1.0
 _CLOCK_JUMP_SECONDS = 5.0
 _PLACE_TAKEN_SECONDS = 15.0
 """How long after a pod's end the scheduler may take to give its place to the next: its longest back-off, and some."""
+_NOT_KEPT_SECONDS = 600.0
+"""How soon a status that the API server did not keep is written again: the definition may be the right one then."""
 _PENDING_SECONDS = 2.0
 """How soon to look again while something is on its way that no watch will tell of."""
 
@@ -75,6 +77,9 @@ class _Memory:
     uids: frozenset[str] = frozenset()
     ending_at: float | None = None
     """When a pod was last seen that is ending and will be gone."""
+    not_kept: Mapping[str, Any] = field(default_factory=dict)
+    """What the API server did not keep of the status, and since when that is known."""
+    not_kept_at: float = 0.0
     ahead: float | None = None
     """How far the clock was ahead of the steady one."""
 
@@ -158,7 +163,7 @@ class Reconciler:
         problems += refused
         if changed:
             # So that what is told below is not about the Deployment as it was.
-            seen = await self._observe_objects(server)
+            seen = await self._observe_workload(server, seen)
 
         # 4. The policy and the load, side by side: a pod that hangs in one must not delay the other.
         document = build_policy(server).to_document()
@@ -180,7 +185,7 @@ class Reconciler:
             blocked = "; ".join(problem.message for problem in missing) or wanted.refusal
             rollout = await self._roll(server, observed, seen, wanted, tell, moving=why, blocked=blocked, now=now)
         if scaling.changed or rollout.new_template:
-            seen = await self._observe_objects(server)
+            seen = await self._observe_workload(server, seen)
         workload = seen.workload
         if workload is not None and rollout.known:
             workload = replace(workload, current_template_hash=rollout.newest)
@@ -209,11 +214,21 @@ class Reconciler:
         events.extend(plan_rescale_events(scaling.rescales, previous.get("scaling", {}).get("history", [])))
         events.extend(plan_events(previous.get("conditions", []), status["conditions"]))
         await tell(events)
-        await write_status(self._cluster, body, status)
+        await self._write_status(key, body, status, memory, now)
 
         # 7. When to look again.
         waiting = applied.waiting or memory.looking is not None
         return RequeueAfter(min(interval, *_sooner(drain, rollout, problems, scaling, waiting=waiting)))
+
+    async def _write_status(self, key: Key, body: Body, status: Mapping[str, Any], memory: _Memory, now: float) -> None:
+        """Writes what differs. What an older definition does not keep is tried again after a while only, and said once."""
+        known = memory.not_kept if now - memory.not_kept_at < _NOT_KEPT_SECONDS else None
+        lost = await write_status(self._cluster, body, status, not_kept=known)
+        if lost and lost.keys() != memory.not_kept.keys():
+            fields = ", ".join(f"status.{name}" for name in lost)
+            _log.warning("%s/%s: the CustomResourceDefinition is not this operator's: it did not keep %s", *key, fields)
+        if lost != known:
+            memory.not_kept, memory.not_kept_at = lost, now
 
     def _teller(self, server: SpeculativeServer, body: Body, now: float) -> Tell:
         """Writes Events. The state of the resource is part of their names: the same news at the same state is told once."""
@@ -243,6 +258,14 @@ class Reconciler:
             self._cluster, server.namespace, _object_names(server), selector=_selector(server), owner_uid=server.uid
         )
 
+    async def _observe_workload(self, server: SpeculativeServer, seen: ObservedObjects) -> ObservedObjects:
+        """Again the Deployment and its pods alone, after a change of them."""
+        now = await observe_objects(
+            self._cluster, server.namespace, {"Deployment": server.name}, selector=_selector(server), owner_uid=server.uid
+        )
+        others = {kind: body for kind, body in seen.objects.items() if kind != "Deployment"}
+        return replace(now, objects={**others, **now.objects})
+
     # ---- 3. ----------------------------------------------------------------------------------------------------------
 
     async def _ensure_keys(self, server: SpeculativeServer) -> tuple[tuple[Problem, ...], str | None]:
@@ -264,16 +287,18 @@ class Reconciler:
                 why = f"Secret {generated} has lost its entry {lost[0]}: delete the Secret, and both keys are made anew"
                 problems.append(Problem(Reason.SECRET_MISSING, why))
         needed = needed_secret_refs(server)
-        values = await asyncio.gather(*(read_entry(self._cluster, server.namespace, one.ref) for one in needed))
+        refs = list(dict.fromkeys(one.ref for one in needed))
+        values = await asyncio.gather(*(read_entry(self._cluster, server.namespace, ref) for ref in refs))
+        named = dict(zip(refs, values, strict=True))
         problems += [
             Problem(Reason.SECRET_MISSING, f"{one.field}: Secret {one.ref.name} has no entry {one.ref.key}: create it")
-            for one, value in zip(needed, values, strict=True)
-            if value is None
+            for one in needed
+            if named[one.ref] is None
         ]
         ref = admin_key_ref(server)
         if secret is not None and secret["metadata"]["name"] == ref.name:
             return tuple(problems), decode_entry(secret, ref.key)
-        return tuple(problems), await read_entry(self._cluster, server.namespace, ref)
+        return tuple(problems), named[ref]
 
     async def _apply_objects(
         self,

@@ -129,6 +129,7 @@ def plan_drain(
 
     # 1. No fewer replicas wanted, or not now: what is marked and won't be removed serves again.
     if desired_replicas >= current_replicas or rolling:
+        pending += [] if leaving else [pod for pod in live if _has_lost_its_time(pod)]
         message = "waiting for the rollout before removing a replica" if rolling and desired_replicas < current_replicas else ""
         return DrainPlan(_return(pending), POLL_SECONDS if marked[:leaving] else None, message)
 
@@ -214,6 +215,13 @@ def watch_drain(victim: Pod, load: Load | LoadUnknown, drain_timeout_seconds: fl
     return DrainStep((), wait)
 
 
+def _has_lost_its_time(pod: Pod) -> bool:
+    """Marked by us, as its deletion cost tells, and somebody took the time away. Without that cost a person has taken the pod
+    out of the Service, and may have a reason."""
+    half = not pod.serving and pod.draining_since is None and not pod.draining_for
+    return half and pod.deletion_cost == LOWEST_DELETION_COST
+
+
 def _mark_again(victim: Pod, since: float) -> tuple[Action, ...]:
     clear = (ClearIdle(victim),) if victim.drained_idle_since is not None else ()
     return (MarkDraining(victim, since, victim.draining_for), *clear)
@@ -233,8 +241,9 @@ def _removal_order(pod: Pod) -> tuple[bool, bool, bool, float, str]:
     return (pod.scheduled, pod.phase != "Pending", pod.ready, -pod.created_at, pod.name)
 
 
-def _victim_order(pod: Pod, load: Load | LoadUnknown) -> tuple[int, float, float, str]:
-    """Least first: not placed, not started, not ready, not in the Service; then by load, where unknown is the greatest."""
+def _victim_order(pod: Pod, load: Load | LoadUnknown) -> tuple[int, bool, float, float, str]:
+    """Least first: not placed, not started, not ready, not in the Service; then by load, where unknown is the greatest. Of those
+    that have not started, one that has failed is before one that may well."""
     sample = load.of(pod.name) if isinstance(load, Load) else None
     if not pod.scheduled or pod.phase == "Pending":
         rank = 0
@@ -246,7 +255,8 @@ def _victim_order(pod: Pod, load: Load | LoadUnknown) -> tuple[int, float, float
         rank = 3
     else:
         rank = 4
-    return (rank, math.inf if sample is None else _requests(sample), -pod.created_at, pod.name)
+    hopeful = rank != 1 or pod.failure is None
+    return (rank, hopeful, math.inf if sample is None else _requests(sample), -pod.created_at, pod.name)
 
 
 def _requests(sample: PodLoad) -> float:

@@ -26,6 +26,8 @@ REPLACED_WITHIN_SECONDS = 1800.0
 """So long an evicted pod explains a missing replica. It stays in the list for days."""
 
 _IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_NOT_CREATED_REASONS = ("CreateContainerError", "RunContainerError")
+"""The container runtime made no container of the image, and tries again for ever without counting it as a restart."""
 _ARGUMENT_ERROR_EXIT_CODE = 2
 """What argparse exits with, and hence SGLang on an argument that it doesn't know."""
 _DRAFT_WORDS = re.compile(r"eagle|draft", re.IGNORECASE)
@@ -111,12 +113,16 @@ def classify_pod(pod: Pod, *, load_deadline_seconds: float, now: float) -> Troub
 
 def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float) -> tuple[Reason, str] | None:
     """The condition's reason for a container's failure and what to do about it; None where it is no failure yet."""
+    if failure.container:
+        return _classify_added(failure)
     said = last_line(failure.message)
     detail = f": {said}" if said else ""
     if failure.reason in _IMAGE_REASONS:
         return Reason.IMAGE_PULL_ERROR, f"{failure.reason}{detail}. Check engine.image and the pull secrets in template"
     if failure.reason == "CreateContainerConfigError":
         return Reason.SECRET_MISSING, f"{failure.reason}{detail}. Create what is missing; the pod starts by itself then"
+    if failure.reason in _NOT_CREATED_REASONS:
+        return Reason.CONTAINER_NOT_CREATED, f"{failure.reason}{detail}. Check engine.image and template against the node"
     if failure.reason == "OOMKilled":
         return Reason.OUT_OF_MEMORY, "the container ran out of memory. Raise engine.resources.limits.memory"
     if "out of memory" in failure.message.lower():
@@ -130,10 +136,31 @@ def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float)
             Reason.LOAD_DEADLINE_EXCEEDED,
             f"the model was not loaded in {load_deadline_seconds:g} s{detail}. Raise engine.loadDeadline",
         )
-    if failure.restarts > 0 or failure.reason == "CrashLoopBackOff":
-        code = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
-        return Reason.CRASH_LOOP, f"the engine ended{code}, {failure.restarts} restarts{detail}"
-    return None
+    return _classify_end("the engine", failure)
+
+
+def _classify_added(failure: ContainerFailure) -> tuple[Reason, str] | None:
+    """The same of a container that the user added. What its program's words and exit codes mean is not known here."""
+    who, said = f"container {failure.container}", last_line(failure.message)
+    detail = f": {said}" if said else ""
+    if failure.reason in _IMAGE_REASONS:
+        return Reason.IMAGE_PULL_ERROR, f"{who}: {failure.reason}{detail}. Check its image and the pull secrets in template"
+    if failure.reason == "CreateContainerConfigError":
+        return Reason.SECRET_MISSING, f"{who}: {failure.reason}{detail}. Create what is missing; the pod starts by itself then"
+    if failure.reason in _NOT_CREATED_REASONS:
+        return Reason.CONTAINER_NOT_CREATED, f"{who}: {failure.reason}{detail}. Check its image and fields in template"
+    if failure.reason == "OOMKilled":
+        return Reason.OUT_OF_MEMORY, f"{who} ran out of memory. Raise its resources.limits.memory in template"
+    return _classify_end(who, failure)
+
+
+def _classify_end(who: str, failure: ContainerFailure) -> tuple[Reason, str] | None:
+    """A container that ended for no reason with a name; None where it may have been once."""
+    if failure.restarts == 0 and failure.reason != "CrashLoopBackOff":
+        return None
+    code = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
+    said = last_line(failure.message)
+    return Reason.CRASH_LOOP, f"{who} ended{code}, {failure.restarts} restarts{f': {said}' if said else ''}"
 
 
 def classify_unschedulable(message: str) -> tuple[Reason, str]:
@@ -142,7 +169,7 @@ def classify_unschedulable(message: str) -> tuple[Reason, str]:
     A scheduler names a cause for each node, so several at once: a volume has no other node, and a shortage of GPUs is on
     every node without one. So GPUs count before taints, unless the taint is about GPUs itself.
     """
-    said = _short_of_preemption(message)
+    said = _steady(message)
     taint = "untolerated taint" in said
     if _VOLUME.search(said):
         return Reason.VOLUME_UNAVAILABLE, f"{said}. Create the volume claim, or one in a zone with free nodes"
@@ -249,6 +276,10 @@ def _find_lost(pods: Sequence[Pod], now: float) -> Pod | None:
     return max(recent, key=lambda pod: (pod.failure.at if pod.failure else 0.0) or 0.0, default=None)
 
 
-def _short_of_preemption(message: str) -> str:
-    """Without the part about preemption, which says the same again and changes from one try to the next."""
-    return re.split(r" (?:preemption:|no new claims to deallocate)", message)[0].strip().rstrip(".,")
+def _steady(message: str) -> str:
+    """The scheduler's causes without what differs from one try to the next while they stay: on how many nodes each is, the order
+    that follows from that, and what it says of preemption."""
+    said = re.split(r" (?:preemption:|no new claims to deallocate)", message)[0].strip().rstrip(".,")
+    summary, colon, causes = said.partition("nodes are available: ")
+    each = (re.sub(r"^\d+ ", "", cause) for cause in re.split(r", (?=\d+ )", causes))
+    return f"{summary}{colon}{', '.join(sorted(each))}"

@@ -183,6 +183,8 @@ class ContainerFailure:
     at: float | None
     ran_seconds: float | None = None
     """How long the container ran before it ended; None where it never did."""
+    container: str = ""
+    """Which one, where it is one that the user added; empty for the engine and for the pod as a whole."""
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,9 @@ def plan_rollout(
         stand = Stand(Status.TRUE, Reason.NEW_REVISION, f"{progress}; an old one makes place")
         return step((*stray, *actions), POLL_SECONDS, stand, opening=opening)
 
-    draining = sorted((pod for pod in marked if pod in old), key=lambda pod: (pod.draining_since or 0.0, pod.name))
+    # Without its time a mark is none: somebody took that away, and the pod is marked anew.
+    timed = (pod for pod in marked if pod in old and pod.draining_since is not None)
+    draining = sorted(timed, key=lambda pod: (pod.draining_since or 0.0, pod.name))
     if not draining and len(old) < wanted_old:
         return release()
     if draining:

@@ -274,7 +274,7 @@ def _cause(error: Exception, timeout_seconds: float) -> str:
 
 
 def _certificate_problem(error: Exception) -> str:
-    found = re.search(r"certificate verify failed: ([^(\]\"']+)", str(error))
+    found = re.search(r"certificate verify failed: (.+?)\.? \(_ssl", str(error))
     return found.group(1).strip() if found else "the TLS handshake failed"
 
 

@@ -75,6 +75,12 @@ def test_rules_know_all_that_the_operator_owns() -> None:
     assert all(name in text for name in (*OWNED_FLAGS, *OWNED_ENVIRONMENT))
 
 
+def test_conditions_are_merged_by_their_type() -> None:
+    """A list without keys belongs as a whole to whoever applied it last."""
+    conditions = ALL[".status.conditions"]
+    assert (conditions["x-kubernetes-list-type"], conditions["x-kubernetes-list-map-keys"]) == ("map", ["type"])
+
+
 def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
     assert len(yaml.safe_dump(build_crd())) < 200_000
 

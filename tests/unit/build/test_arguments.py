@@ -8,6 +8,7 @@ import pytest
 
 from specserver.api.conditions import Condition, Reason, Status
 from specserver.build.arguments import RELEASES, check_arguments, load_options, sglang_release
+from specserver.build.sglang import build_arguments
 from tests.unit.build.support import make_server
 
 NEWEST = RELEASES[-1]
@@ -103,6 +104,15 @@ WHOLE: dict[str, dict[str, Any]] = {
 def test_every_release_takes_all_that_the_operator_passes(release: str, case: str) -> None:
     condition = check_arguments(make_server({**WHOLE[case], "engine.image": f"sglang:{release}"}))
     assert condition.status is Status.TRUE, condition.message
+
+
+@pytest.mark.parametrize("case", WHOLE)
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_option_of_ours_is_written_in_full(release: str, case: str) -> None:
+    """argparse takes a beginning as well, until a later release has two options that begin so."""
+    flags = {flag for option in load_options(release) or () for flag in option["flags"]}
+    ours = {argument for argument in build_arguments(make_server(WHOLE[case])) if argument.startswith("--")}
+    assert ours - flags == set()
 
 
 def test_an_operators_value_that_the_release_lacks_is_the_images_or_the_fields() -> None:

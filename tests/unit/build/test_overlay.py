@@ -127,6 +127,13 @@ def test_init_containers_are_added() -> None:
     assert containers == [{"name": "fetch", "image": "f"}]
 
 
+def test_pull_secrets_reach_the_pod_in_their_order() -> None:
+    """There is one kind of pod, and its image, its sidecars and init containers are all pulled with them."""
+    assert merged({"imagePullSecrets": [{"name": "reg-b"}, {"name": "reg-a"}]})["spec"]["imagePullSecrets"] == [
+        {"name": "reg-b"}, {"name": "reg-a"},
+    ]  # fmt: skip
+
+
 def test_wrapper_command_keeps_our_arguments() -> None:
     assert merged_engine({"command": ["/opt/wrap.sh"]})["args"] == TEMPLATE["spec"]["containers"][0]["args"]
 

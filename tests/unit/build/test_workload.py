@@ -189,6 +189,14 @@ def test_image_is_copied_verbatim(image: str) -> None:
     assert engine_container({"engine.image": image})["image"] == image
 
 
+def test_what_only_a_newer_kubernetes_knows_is_passed_on() -> None:
+    """Models of today's fields would drop it without a word."""
+    source = {"vaultKeyRef": {"name": "vault", "paths": [{"path": "/a"}]}}
+    changes = {"engine.env": [{"name": "KEY", "valueFrom": source}], "template.spec": {"gangName": {"of": "four"}}}
+    assert {"name": "KEY", "valueFrom": source} in environment(changes)
+    assert pod_template(changes)["spec"]["gangName"] == {"of": "four"}
+
+
 def test_amounts_are_written_as_the_api_server_gives_them_back() -> None:
     resources = engine_container({"engine.resources": {"limits": {"nvidia.com/gpu": 4, "memory": "8Gi"}}})["resources"]
     assert resources == {"limits": {"nvidia.com/gpu": "4", "memory": "8Gi"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pytest_asyncio
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
+from specserver.cluster import client as client_module
 from specserver.cluster.client import KubernetesCluster
 from specserver.cluster.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
 
@@ -26,20 +28,27 @@ class Stub:
     headers: dict[str, str] = field(default_factory=dict)
     body: Any = field(default_factory=dict)
     drop: bool = False
+    silent: bool = False
+    """Begins an answer and never says more."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     counted: list[tuple[str, str, int]] = field(default_factory=list)
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         text = await request.text()
         self.requests.append(
             {
                 "method": request.method, "path": request.path, "query": dict(request.query),
                 "type": request.headers.get("Content-Type"), "body": json.loads(text) if text else None,
+                "accept": request.headers.get("Accept"), "token": request.headers.get("Authorization"),
             }
         )  # fmt: skip
         if self.drop:
             assert request.transport is not None
             request.transport.close()
+        if self.silent:
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            await asyncio.sleep(60)
         text = self.body if isinstance(self.body, str) else json.dumps(self.body)
         return web.Response(status=self.status, headers=self.headers, text=text, content_type="application/json")
 
@@ -72,6 +81,7 @@ async def test_an_apply_is_server_side_forced_and_by_its_manager(stub: Stub, clu
         {
             "method": "PATCH", "path": "/apis/apps/v1/namespaces/ns/deployments/chat",
             "query": {"fieldManager": "specserver", "force": "true"}, "type": "application/apply-patch+yaml", "body": DEPLOYMENT,
+            "accept": "application/json", "token": None,
         }
     ]  # fmt: skip
     assert stub.counted == [("apply", "Deployment", 200)]
@@ -158,3 +168,43 @@ async def test_no_answer(stub: Stub, cluster: KubernetesCluster) -> None:
     with pytest.raises(Unavailable, match="get Pod"):
         await cluster.get("Pod", "ns", "p")
     assert stub.counted == [("get", "Pod", 0)]
+
+
+# ---- streams ------------------------------------------------------------------------------------------------------------
+
+
+async def follow(cluster: KubernetesCluster) -> list[tuple[str, dict[str, Any]]]:
+    return [event async for event in cluster.watch_metadata("Pod", "ns", label_selector="l=v", version="7")]
+
+
+async def test_a_watch_asks_for_metadata_of_what_is_selected_with_bookmarks_and_an_end(
+    stub: Stub, cluster: KubernetesCluster
+) -> None:
+    events = [("ADDED", {"metadata": {"name": "a"}}), ("BOOKMARK", {"metadata": {"resourceVersion": "9"}})]
+    stub.body = "".join(json.dumps({"type": kind, "object": body}) + "\n" for kind, body in events)
+    assert await follow(cluster) == events
+    (asked,) = stub.requests
+    assert asked["path"] == "/api/v1/namespaces/ns/pods"
+    assert asked["query"] == {
+        "watch": "1", "labelSelector": "l=v", "resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "600",
+    }  # fmt: skip
+    assert "as=PartialObjectMetadata;" in asked["accept"]
+
+
+async def test_a_stream_that_falls_silent_is_given_up(
+    stub: Stub, cluster: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut by a load balancer it looks alive for ever; the end that the server was asked for never comes."""
+    monkeypatch.setattr(client_module, "_SILENCE_SECONDS", 0.2)
+    stub.silent = True
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable, match="watch Pod"):
+            await follow(cluster)
+    assert stub.counted == [("watch", "Pod", 200)]
+
+
+async def test_a_stream_that_is_refused_says_why(stub: Stub, cluster: KubernetesCluster) -> None:
+    stub.status, stub.body = 410, {"message": "too old resource version"}
+    with pytest.raises(Unavailable, match="too old") as caught:
+        await follow(cluster)
+    assert caught.value.status == 410, "for then all is listed anew"

@@ -159,10 +159,16 @@ def test_an_init_container_and_the_pod_as_a_whole() -> None:
     waiting = {"name": "engine", "state": {"waiting": {"reason": "PodInitializing"}}}
     failure = parse_pod(pod("a", "x", initContainerStatuses=[fetch], containerStatuses=[waiting])).failure
     assert failure is not None
-    assert (failure.reason, failure.restarts) == ("Error", 2)
+    assert (failure.reason, failure.restarts, failure.container) == ("Error", 2, "fetch")
     evicted = parse_pod(pod("a", "x", phase="Failed", reason="Evicted", message="disk pressure")).failure
     assert evicted is not None
-    assert (evicted.reason, evicted.message) == ("Evicted", "disk pressure")
+    assert (evicted.reason, evicted.message, evicted.container) == ("Evicted", "disk pressure", "")
+
+
+def test_of_a_failure_only_a_container_that_the_user_added_is_named() -> None:
+    of_the_engine = parse_pod(pod("a", "x", containerStatuses=[{"name": "engine", "state": PULL}])).failure
+    of_a_sidecar = parse_pod(pod("a", "x", containerStatuses=[{"name": "side", "state": PULL}])).failure
+    assert (of_the_engine and of_the_engine.container, of_a_sidecar and of_a_sidecar.container) == ("", "side")
 
 
 # ---- what rollouts and failures are told from --------------------------------------------------------------------------

@@ -102,6 +102,34 @@ async def test_two_passes_and_then_silence(operator: Operator) -> None:
     assert len(operator.cluster.writes) == writes
 
 
+class OlderDefinition(MemoryCluster):
+    """Drops a field of status, as an API server does whose definition lacks it."""
+
+    lacks: tuple[str, ...] = ("url",)
+
+    async def patch_status(self, kind: str, namespace: str, name: str, body: Any, *, field_manager: str) -> Any:
+        kept = {field: value for field, value in body["status"].items() if field not in self.lacks}
+        return await super().patch_status(kind, namespace, name, {"status": kept}, field_manager=field_manager)
+
+
+async def test_a_field_that_the_definition_lacks_is_not_written_over_and_over(caplog: pytest.LogCaptureFixture) -> None:
+    operator = Operator(cluster := OlderDefinition(a_server()))
+    await operator.settle()
+    writes = len(cluster.writes)
+    for _ in range(5):
+        operator.now += 15
+        await operator.reconciler.reconcile(KEY)
+    assert len(cluster.writes) == writes
+    assert [record.message for record in caplog.records].count(
+        "ns/chat: the CustomResourceDefinition is not this operator's: it did not keep status.url"
+    ) == 1
+    cluster.lacks = ()
+    operator.now += 600
+    await operator.reconciler.reconcile(KEY)
+    assert cluster.objects["SpeculativeServer", "chat"]["status"]["url"] == "http://chat.ns.svc:30000"
+    await operator.session.close()
+
+
 @pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
 async def test_a_clock_that_is_set_starts_the_memory_of_scaling_anew(operator: Operator, seconds: float) -> None:
     """A recommendation from the future would hold back a scale-down until then; a window that is over at once is none."""

@@ -19,6 +19,7 @@ from specserver.core.drain import (
     plan_drain,
 )
 from specserver.core.observed import Load, LoadUnknown, Pod
+from tests.fakes.pods import build_failure
 from tests.unit.core.scaling_cluster import NOW, a_load, a_pod, draining, loading, pending
 
 UNKNOWN = LoadUnknown("ScrapeError", "no replica answered")
@@ -58,6 +59,7 @@ VICTIMS: dict[str, tuple[list[Pod], Load | LoadUnknown, str]] = {
         [a_pod("p0", created_at=NOW - 90), a_pod("p1", created_at=NOW - 60)], UNKNOWN, "p1"),
     "not ready before idle": ([a_pod("p0"), a_pod("p1", ready=False)], a_load(0), "p1"),
     "loading before not ready": ([a_pod("p0", ready=False), loading("p1")], UNKNOWN, "p1"),
+    "failing before loading": ([loading("p0"), loading("p1", failure=build_failure(), created_at=NOW - 9000)], UNKNOWN, "p1"),
     "pending before loading": ([loading("p0"), pending("p1")], UNKNOWN, "p1"),
     "placed but pending before loading": ([loading("p0"), pending("p1") , a_pod("p2")], a_load(0, names=("p2",)), "p1"),
     "outside the Service before idle": ([a_pod("p0"), a_pod("p1", serving=False)], a_load(0, 9), "p1"),
@@ -180,6 +182,17 @@ def test_a_mark_from_the_future_starts_anew() -> None:
     victim = draining("p0", NOW + 86_400)
     step = plan([victim, a_pod("p1")], a_load(5, 9), desired=1, current=2)
     assert step.actions == (MarkDraining(victim, NOW),)
+
+
+@pytest.mark.parametrize("desired", [1, 2], ids=["still wanted to go", "wanted back"])
+def test_a_mark_that_lost_its_time_is_made_anew_or_taken_back(desired: int) -> None:
+    half = a_pod("p0", serving=False, deletion_cost=LOWEST_DELETION_COST)
+    step = plan([half, a_pod("p1")], a_load(4, 0), desired=desired, current=2)
+    assert step.actions == ((MarkDraining(half, NOW),) if desired == 1 else (ReturnToService(half),))
+
+
+def test_a_pod_that_a_person_took_out_of_the_service_stays_out() -> None:
+    assert plan([a_pod("p0", serving=False), a_pod("p1")], a_load(4, 0), desired=2, current=2).actions == ()
 
 
 # ---- back out -----------------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ UNARMED = {"armed": False, "reason": "topk 4 is not supported", "revision": None
         pytest.param(engine("a", OFF), Mode.AUTO, False, id="no draft, though one is wanted"),
         pytest.param(engine("a", OFF), Mode.NEVER, True, id="no draft, as wanted"),
         pytest.param(engine("a", UNARMED), Mode.NEVER, False, id="draft that nobody holds back"),
+        pytest.param(engine("a", OFF, UNARMED), Mode.NEVER, False, id="draft that one rank does not hold back"),
         pytest.param(EngineState("a", "1", "1", ()), Mode.AUTO, False, id="no ranks"),
         pytest.param(EngineUnreachable("a", "no"), Mode.AUTO, False, id="unreachable"),
         pytest.param(None, Mode.AUTO, False, id="not asked"),
@@ -161,7 +162,9 @@ def test_what_nobody_reports_is_absent() -> None:
     assert report(EngineUnreachable("a", "no")) == {
         "desiredRevision": 7, "replicasApplied": 0, "replicasSpeculating": 0, "replicasPlain": 0,
     }  # fmt: skip
-    fresh = report(engine("a", {"accept_length": None, "last_switch_at": None}))
+    before = {"acceptLength": "2.5"}
+    assert "acceptLength" not in report(EngineUnreachable("a", "no"), previous=before), "what was known once is not known now"
+    fresh = report(engine("a", {"accept_length": None, "last_switch_at": None}), previous=before)
     assert not {"acceptLength", "lastSwitchTime"} & fresh.keys()
 
 

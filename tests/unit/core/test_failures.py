@@ -31,6 +31,14 @@ DEADLINE = 600.0
 FAILURES = [
     pytest.param(failure("ErrImagePull", "401", None, 0), Reason.IMAGE_PULL_ERROR, "ErrImagePull: 401", id="image"),
     pytest.param(failure("CreateContainerConfigError", "secret s", None, 0), Reason.SECRET_MISSING, "secret s", id="secret"),
+    pytest.param(
+        failure("CreateContainerError", "executable file `python` not found in $PATH", None, 0), Reason.CONTAINER_NOT_CREATED,
+        "`python` not found", id="no container of this image",
+    ),
+    pytest.param(
+        failure("RunContainerError", "no such device", None, 0), Reason.CONTAINER_NOT_CREATED, "no such device",
+        id="a container that can't be started",
+    ),
     pytest.param(failure("OOMKilled", "", 137), Reason.OUT_OF_MEMORY, "limits.memory", id="container memory"),
     pytest.param(
         failure(message="CUDA out of memory.\nmore"), Reason.OUT_OF_MEMORY, "--mem-fraction-static",
@@ -52,6 +60,31 @@ FAILURES = [
     pytest.param(
         failure(message="RuntimeError: size mismatch for lm_head.weight"), Reason.CRASH_LOOP, "size mismatch",
         id="a wrong shape that is not the draft's",
+    ),
+    pytest.param(
+        failure(message="Fetching\n403 gated repo: org/model\n", restarts=2, container="fetch"), Reason.CRASH_LOOP,
+        "container fetch ended with exit code 1, 2 restarts: 403 gated repo: org/model", id="an init container",
+    ),
+    pytest.param(failure(restarts=0, container="fetch"), None, "", id="an init container, once"),
+    pytest.param(
+        failure(message="fetch: error: no such bucket", exit_code=2, container="fetch"), Reason.CRASH_LOOP,
+        "container fetch ended with exit code 2", id="another program's exit code 2",
+    ),
+    pytest.param(
+        failure(message="out of memory", ran_seconds=601.0, container="side"), Reason.CRASH_LOOP, "container side ended",
+        id="another program's words and times",
+    ),
+    pytest.param(
+        failure("OOMKilled", "", 137, container="side"), Reason.OUT_OF_MEMORY,
+        "container side ran out of memory. Raise its resources.limits.memory in template", id="memory of a sidecar",
+    ),
+    pytest.param(
+        failure("ErrImagePull", "401", None, 0, container="side"), Reason.IMAGE_PULL_ERROR, "container side: ErrImagePull: 401",
+        id="image of a sidecar",
+    ),
+    pytest.param(
+        failure("CreateContainerConfigError", "secret s", None, 0, container="side"), Reason.SECRET_MISSING, "container side: ",
+        id="secret of a sidecar",
     ),
 ]  # fmt: skip
 
@@ -115,6 +148,19 @@ def test_what_the_scheduler_lacks(message: str, reason: str, says: str) -> None:
     assert named == reason
     assert says in sentence
     assert "preemption" not in sentence, "it says the same again, and changes"
+
+
+def test_a_scheduler_that_counts_again_says_the_same() -> None:
+    """It sorts its causes by their text, of which the count is the beginning. Each new text would be a write of status."""
+    tries = (
+        "0/9 nodes are available: 7 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint {a: b}.",
+        "0/9 nodes are available: 3 node(s) had untolerated taint {a: b}, 6 Insufficient nvidia.com/gpu.",
+        "0/9 nodes are available: 3 node(s) had untolerated taint {a: b}, 6 Insufficient nvidia.com/gpu."
+        " preemption: 0/9 nodes are available: 3 Preemption is not helpful for scheduling, 6 No preemption victims found.",
+    )
+    ((reason, message),) = {classify_unschedulable(text) for text in tries}
+    assert reason == "InsufficientGPU"
+    assert message.startswith("0/9 nodes are available: Insufficient nvidia.com/gpu, node(s) had untolerated taint {a: b}. ")
 
 
 def test_scheduled() -> None:
@@ -182,6 +228,9 @@ TROUBLE: dict[str, tuple[tuple[Pod, ...], int, int, str, str | None, str]] = {
     "none": ((A, build_pod("b")), 0, 0, "", None, ""),
     "a crash": ((A, starting("b", failure=failure())), 0, 1, "", "CrashLoop", "pod b: the engine ended"),
     "a crash before a shortage": ((PENDING, starting("c", failure=failure())), 0, 2, "", "CrashLoop", "pod c"),
+    "its container can't be made": (
+        (A, starting("b", phase="Pending", failure=failure("CreateContainerError", "no such device", None, 0))), 0, 1, "",
+        "ContainerNotCreated", "pod b: CreateContainerError: no such device"),
     "loads, and has time": ((A, starting("b", running_since=NOW - 599)), 0, 1, "", None, ""),
     "loads for too long": (
         (A, starting("b", running_since=NOW - 601)), 0, 1, "", "LoadDeadlineExceeded", "raise engine.loadDeadline"),
@@ -200,6 +249,8 @@ TROUBLE: dict[str, tuple[tuple[Pod, ...], int, int, str, str | None, str]] = {
     "evicted": ((A, EVICTED, starting("b")), 0, 1, "", "Evicted", "low on resource: memory"),
     "evicted and replaced": ((A, EVICTED, build_pod("b")), 0, 0, "", None, ""),
     "evicted some time ago": ((A, OLD_EVICTION, starting("b")), 0, 1, "", None, ""),
+    "thousands refused by their node, and replaced": (
+        (A, build_pod("b"), *(replace(REFUSED_BY_NODE, name=f"gone-{index}") for index in range(3000))), 0, 0, "", None, ""),
     "refused by its node": (
         (A, REFUSED_BY_NODE, starting("b")), 0, 1, "", "NodeRefused", "refused by node n1 with UnexpectedAdmissionError"),
 }  # fmt: skip

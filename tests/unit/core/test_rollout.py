@@ -107,6 +107,16 @@ STEPS: dict[str, tuple[list[Pod], Workload, dict[str, Any], tuple[list[tuple[str
         ([], False, 1, "NewRevision")),
     "the successor loads": (
         [old("p0"), new("p3", ready=False, started=False), old("p2")], ONE_DONE, {}, ([], False, 1, "NewRevision")),
+    "the successor loads, and a broken one does not wait for it": (
+        [new("p3", ready=False, started=False), old("p1", ready=False, started=False, failure=CRASH), old("p2")], ONE_DONE, {},
+        ([("MarkDraining", "p1")], False, 2, "NewRevision")),
+    "the successor is about to be made, and a broken one does not wait for it": (
+        [old("p0", ready=False, started=False, failure=CRASH), old("p2")],
+        workload(revision("old", 2), revision("new", 0, held=True), gate=1), {},
+        ([("MarkDraining", "p0")], False, 2, "NewRevision")),
+    "a mark that lost its time is made anew": (
+        [marked("p0", 8, draining_since=None), new("p3"), old("p2")], ONE_DONE, {},
+        ([("MarkDraining", "p0")], False, 1, "Draining")),
     "the successor serves: the next": (
         [old("p0"), new("p3"), old("p2")], ONE_DONE, {"load": a_load(4, 1, names=("p0", "p2"))},
         ([("MarkDraining", "p2")], False, 1, "Draining")),
@@ -158,6 +168,9 @@ STEPS: dict[str, tuple[list[Pod], Workload, dict[str, Any], tuple[list[tuple[str
     "another one loads, and is not protected": (
         [old("p0"), loading("p1", template_hash="old"), old("p2")], AT_REST, {"target": Target.NEW, "protectStartup": False},
         ([("MarkDraining", "p1")], True, 1, "NewRevision")),
+    "another one loads, and a broken one does not wait for it": (
+        [old("p0"), loading("p1", template_hash="old"), old("p2", ready=False, started=False, failure=CRASH)], AT_REST,
+        {"target": Target.NEW}, ([("MarkDraining", "p2")], True, 1, "NewRevision")),
     "all load: there is nothing to protect": (
         [loading(f"p{i}", template_hash="old") for i in range(3)], AT_REST, {"target": Target.NEW},
         ([("MarkDraining", "p0")], True, 1, "NewRevision")),

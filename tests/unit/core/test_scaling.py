@@ -82,6 +82,8 @@ DECISIONS: dict[str, tuple[dict[str, Any], Load, int, list[tuple[str, str]]]] = 
         {"scaling": a_scaling(Running=20, Queued=2)}, a_load(2, 2, queued=2), 2, [READY, ACTIVE, FREE]),
     "pending pods count once": (
         {"on": [*pods(2), pending("p2"), loading("p3")]}, a_load(40, 40), 4, [READY, ACTIVE, FREE]),
+    "pending pods will carry their share, within tolerance": (
+        {"on": [*pods(2), pending("p2")]}, a_load(32, 31), 3, [READY, ACTIVE, FREE]),
     "pods that don't exist yet count once": ({"current": 4}, a_load(40, 40), 4, [READY, ACTIVE, FREE]),
     "pending pods block no way down": ({"on": [*pods(2), pending("p2")]}, a_load(5, 5), 1, [READY, ACTIVE, FREE]),
     "terminating pods carry nothing": (

@@ -218,7 +218,9 @@ async def test_failures_name_prometheus_query_and_cause(case: str) -> None:
 async def test_refused_connection_and_unknown_host() -> None:
     for url, words in (("http://127.0.0.1:1", "connection refused"), ("http://nowhere.invalid:9090", "host name is unknown")):
         source = PrometheusLoad(url, timeout_seconds=2)
+        started = time.monotonic()
         load, again = await look(source), await look(source)
+        assert time.monotonic() - started < 4, "the next look is the retry"
         source.close()
         assert isinstance(load, LoadUnknown)
         assert load.reason == Reason.PROMETHEUS_ERROR
@@ -235,12 +237,12 @@ async def test_an_url_that_is_none(url: str) -> None:
     assert load.reason == Reason.PROMETHEUS_ERROR
 
 
-async def self_signed(tmp_path: Path) -> tuple[ssl.SSLContext, str]:
+async def self_signed(tmp_path: Path, *, alternative_name: str = "IP:127.0.0.1") -> tuple[ssl.SSLContext, str]:
     """A server's side of a certificate that nobody vouches for, and the certificate."""
     certificate = tmp_path / "tls.pem"
     process = await asyncio.create_subprocess_exec(
         "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
-        "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
+        "-subj", "/CN=127.0.0.1", "-addext", f"subjectAltName={alternative_name}",
         "-keyout", str(certificate), "-out", str(tmp_path / "crt"),
         stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
@@ -275,6 +277,16 @@ async def test_a_self_signed_certificate_that_is_trusted(tmp_path: Path, trusted
         load = await look(source)
         source.close()
     assert known(load) == {"m-0": 3}
+
+
+async def test_a_certificate_of_another_host_is_said_with_the_host_that_was_asked(tmp_path: Path) -> None:
+    context, certificate = await self_signed(tmp_path, alternative_name="DNS:other.monitoring.svc")
+    async with serving(FakePrometheus([scrape_of("m-0", 3)]), tls=context) as prometheus:
+        source = PrometheusLoad(prometheus.url, authorities=certificate, timeout_seconds=2)
+        load = await look(source)
+        source.close()
+    assert isinstance(load, LoadUnknown)
+    assert "certificate is not valid for '127.0.0.1' (metrics.prometheus.tls)" in load.message
 
 
 async def test_another_authority_is_not_the_one(tmp_path: Path) -> None:
