@@ -92,6 +92,10 @@ async def test_drift_is_repaired(world: World, kind: str, name: str, edit: list[
         return bool(look(await world.api.get(kind, world.namespace, name)) == before)
 
     await eventually(is_back, f"{kind} as it was", within_seconds=5)
+    event = await world.wait_event("DriftRepaired")
+    assert (event["type"], event["message"]) == (
+        "Warning", f"{kind} {name} was changed, last by somebody; it is as it should be again",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "name"), [pytest.param(kind, name, id=kind) for kind, name in OWNED])

@@ -5,6 +5,9 @@ object, the hash of what we applied and the set of fields that the API server th
 changes one of those fields takes it from us, so an equal set means no drift. Rejected: comparing the desired object with the
 live one, which trips over defaults and over quantities that the API server spells otherwise (`1000m`, `1`).
 
+What somebody else undid is done again, and kept as a `Drift` for whoever tells of it: a repair in silence lets two controllers
+fight for ever.
+
 After a restart nothing is remembered. Then the live object tells whether it is as an apply would make it
 (`managed_fields.py`): five applies for each of a thousand servers are half a minute of an API server's time.
 """
@@ -15,8 +18,10 @@ import hashlib
 import json
 from typing import Any
 
+from specserver.api import labels
 from specserver.cluster.client import Body, Cluster
 from specserver.cluster.managed_fields import is_in_place
+from specserver.core.events import Drift
 
 _Key = tuple[str, str, str, str]
 
@@ -27,6 +32,7 @@ class Applier:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._applied: dict[_Key, tuple[str, str, str]] = {}
+        self._drifts: dict[tuple[str, str], list[Drift]] = {}
 
     async def apply(self, desired: Body, live: Body | None, *, field_manager: str) -> Body | None:
         """Applies `desired` where it differs from what we last applied, or where `live` shows that a field was taken from us.
@@ -42,14 +48,37 @@ class Applier:
                 self._applied[key] = present
             if self._applied.get(key) == present:
                 return None
+        earlier = self._applied.get(key)
         answer = await self._cluster.apply(desired, field_manager=field_manager)
+        if earlier is not None and earlier[1] == wanted:
+            drift = Drift(desired["kind"], metadata["name"], "" if live is None else _last_writer(live, field_manager))
+            self._drifts.setdefault((metadata["namespace"], metadata["name"]), []).append(drift)
         self._applied[key] = (answer["metadata"]["uid"], wanted, _owned_fields(answer, field_manager))
         return answer
 
-    def forget(self, namespace: str, prefix: str) -> None:
+    def take_drifts(self, namespace: str, server: str) -> list[Drift]:
+        """What was put right since the last time among the objects of a server."""
+        return [drift for name in _object_names(server) for drift in self._drifts.pop((namespace, name), [])]
+
+    def forget(self, namespace: str, server: str) -> None:
         """Drops what is remembered of a server that is gone."""
-        for key in [key for key in self._applied if key[1] == namespace and key[2] in (prefix, f"{prefix}-policy")]:
+        self.take_drifts(namespace, server)
+        for key in [key for key in self._applied if key[1] == namespace and key[2] in _object_names(server)]:
             del self._applied[key]
+
+
+def _object_names(server: str) -> tuple[str, ...]:
+    return server, labels.policy_config_map_name(server)
+
+
+def _last_writer(live: Body, field_manager: str) -> str:
+    """Whoever else wrote the object last, its status apart."""
+    others = [
+        entry
+        for entry in live["metadata"].get("managedFields", [])
+        if entry.get("manager") != field_manager and entry.get("subresource") != "status"
+    ]
+    return str(max(others, key=lambda entry: entry.get("time") or "").get("manager", "")) if others else "somebody"
 
 
 def _digest(value: Any) -> str:

@@ -34,7 +34,7 @@ from specserver.controller.queue import Gone, Key, Outcome, RequeueAfter, Retry
 from specserver.controller.sources import LoadSources
 from specserver.controller.workloads import Wanted, Workloads
 from specserver.core.drain import DrainPlan, ReleaseReplica, plan_drain
-from specserver.core.events import Event, plan_drain_events, plan_events, plan_rescale_events
+from specserver.core.events import Event, plan_drain_events, plan_drift_events, plan_events, plan_rescale_events
 from specserver.core.failures import is_stuck
 from specserver.core.observed import EngineUnreachable, Load, LoadUnknown, Observed, Pod
 from specserver.core.readiness import Problem
@@ -211,6 +211,7 @@ class Reconciler:
         if applied.pushed_now:
             message = f"revision {server.generation} is in force in {', '.join(applied.pushed_now)}"
             events.append(Event("Normal", "PolicyPushed", message, message))
+        events.extend(plan_drift_events(self._applier.take_drifts(namespace, name)))
         events.extend(plan_rescale_events(scaling.rescales, previous.get("scaling", {}).get("history", [])))
         events.extend(plan_events(previous.get("conditions", []), status["conditions"]))
         await tell(events)

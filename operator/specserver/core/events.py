@@ -21,6 +21,18 @@ class Event:
     """What tells this Event from another of its reason at the same state of the resource: a pod, a change."""
 
 
+@dataclass(frozen=True)
+class Drift:
+    """An object of a server that was as it should be, was found otherwise, and was put right.
+
+    `by` is who had written it last; empty where it was deleted.
+    """
+
+    kind: str
+    name: str
+    by: str
+
+
 _TOLD = (
     ConditionType.READY, ConditionType.PROGRESSING, ConditionType.METRICS_AVAILABLE, ConditionType.SPECULATION_ACTIVE,
     ConditionType.POLICY_APPLIED,
@@ -51,6 +63,7 @@ def plan_events(previous: Sequence[Mapping[str, Any]], conditions: Sequence[Mapp
         if condition["reason"] == Reason.DRAINING or (now, earlier) == _NEXT_POD:
             continue
         trouble = condition["status"] == Status.FALSE and condition["reason"] not in _CALM
+        trouble |= condition["reason"] == Reason.METRICS_FALLBACK
         kind: Literal["Normal", "Warning"] = "Warning" if trouble else "Normal"
         events.append(Event(kind, condition["reason"], condition["message"], condition["type"]))
     return tuple(events)
@@ -67,6 +80,16 @@ def plan_drain_events(actions: Sequence[Action]) -> tuple[Event, ...]:
             events.append(Event("Normal", "DrainStarted", message, action.pod.uid))
         elif isinstance(action, ReturnToService):
             events.append(Event("Normal", "DrainCancelled", f"pod {action.pod.name} takes requests again", action.pod.uid))
+    return tuple(events)
+
+
+def plan_drift_events(drifts: Sequence[Drift]) -> tuple[Event, ...]:
+    """Events for what somebody else undid, so that of two who fight over a field both are named."""
+    events = []
+    for drift in drifts:
+        what = f"{drift.kind} {drift.name}"
+        undone = f"{what} was changed, last by {drift.by}" if drift.by else f"{what} was deleted"
+        events.append(Event("Warning", "DriftRepaired", f"{undone}; it is as it should be again", f"{what} {drift.by}"))
     return tuple(events)
 
 

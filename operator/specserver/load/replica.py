@@ -67,6 +67,7 @@ class TokenRates:
 
     def __init__(self) -> None:
         self._looks: dict[str, _Look] = {}
+        self._forgot_at = 0.0
 
     def rate(self, uid: str, counter: str, total: float, at: float) -> float | None:
         """The rate since the previous look at this pod; None at its first and after a reset."""
@@ -80,7 +81,10 @@ class TokenRates:
         return rate
 
     def forget(self, now: float) -> None:
-        """Drops pods that were not looked at for a while."""
+        """Drops pods that were not looked at for a while. Goes through all of them, so not at each look."""
+        if now - self._forgot_at < FORGET_AFTER_SECONDS / 10:
+            return
+        self._forgot_at = now
         self._looks = {uid: look for uid, look in self._looks.items() if now - look.at < FORGET_AFTER_SECONDS}
 
 

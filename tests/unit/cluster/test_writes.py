@@ -17,6 +17,7 @@ from specserver.cluster.pods import apply_drain_marks
 from specserver.cluster.secrets import create_if_absent, read_entry
 from specserver.cluster.status import invalid_status, merge_patch, write_status
 from specserver.core.drain import ClearIdle, MarkDraining, NoteIdle, ReleaseReplica, ReturnToService
+from specserver.core.events import Drift
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.pods import build_pod
 
@@ -44,7 +45,11 @@ async def test_what_is_applied_already_is_not_applied_again() -> None:
     assert cluster.writes == [("apply", "Service", "chat")]
 
 
-@pytest.mark.parametrize("why", ["changed", "field taken", "made anew", "gone", "restarted", "other manager"])
+DRIFTS = {"field taken": "hpa", "made anew": "somebody", "gone": ""}
+"""By whom, where what differs is somebody else's doing."""
+
+
+@pytest.mark.parametrize("why", ["changed", "restarted", "other manager", *DRIFTS])
 async def test_what_differs_is_applied(why: str) -> None:
     cluster = MemoryCluster()
     applier = Applier(cluster)
@@ -54,6 +59,11 @@ async def test_what_differs_is_applied(why: str) -> None:
     wanted = {**SERVICE, "spec": {"port": 2}} if why == "changed" else SERVICE
     if why == "field taken":
         seen["metadata"]["managedFields"][0]["fieldsV1"] = {}
+        seen["metadata"]["managedFields"] += [
+            {"manager": "edit", "operation": "Update", "time": "2026-01-01T00:00:00Z"},
+            {"manager": "hpa", "operation": "Update", "time": "2026-01-01T00:00:01Z", "subresource": "scale"},
+            {"manager": "kubelet", "operation": "Update", "time": "2026-01-01T00:00:02Z", "subresource": "status"},
+        ]
     elif why == "made anew":
         seen["metadata"]["uid"] = "another"
     elif why == "gone":
@@ -61,6 +71,9 @@ async def test_what_differs_is_applied(why: str) -> None:
     elif why == "restarted":
         applier = Applier(cluster)
     assert await applier.apply(wanted, seen, field_manager="other" if why == "other manager" else "m") is not None
+    drifts = [Drift("Service", "chat", DRIFTS[why])] if why in DRIFTS else []
+    assert applier.take_drifts("ns", "chat") == drifts
+    assert applier.take_drifts("ns", "chat") == [], "told once"
 
 
 async def test_a_server_that_is_gone_is_forgotten() -> None:
