@@ -31,6 +31,10 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _OURS = "labelSelector=app.kubernetes.io/managed-by%3Dspecserver"
 
 
+class WatchEnded(Exception):
+    """In the API server's words."""
+
+
 class ScaleApi(Api):
     """Requests over all namespaces."""
 
@@ -50,17 +54,21 @@ class ScaleApi(Api):
         return items, answer["metadata"]["resourceVersion"]
 
     async def watch(self, kind: str, version: str) -> AsyncIterator[tuple[str, Body]]:
-        """What happens to a kind after `version`, until cancelled."""
+        """What happens to a kind after `version`, until cancelled. WatchEnded where the API server has no more to tell."""
         url = f"{self.url}{PLURALS[kind].format('')}"
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}
         timeout = aiohttp.ClientTimeout(total=None, sock_read=None)
         async with self._session.get(url, params=query, timeout=timeout) as response:
+            if response.status != 200:
+                raise WatchEnded(f"{response.status}: {(await response.text())[:200]}")
             buffer = bytearray()
             async for chunk in response.content.iter_any():
                 buffer += chunk
                 *lines, rest = buffer.split(b"\n")
                 for line in lines:
                     event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise WatchEnded(str(event["object"])[:200])
                     yield event["type"], event["object"]
                 buffer = bytearray(rest)
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.operator.api import ScaleApi
+from benchmarks.operator.api import ScaleApi, WatchEnded
 from tests.fakes.api import Body
 
 Key = tuple[str, str]
 
 _LOOK_SECONDS = 1.0
 """How often a wait looks whether what it waits for can still happen."""
+_AGAIN_SECONDS = 0.1
 
 
 class Watched:
@@ -59,14 +61,24 @@ class Watched:
                 raise AssertionError(f"not within {within_seconds:g} s ({state}): {what}")
 
     async def _follow(self, version: str) -> None:
-        try:
-            async for event, body in self._api.watch(self._kind, version):
-                self._note(event, body)
-                async with self._changed:
-                    self._changed.notify_all()
-        finally:
-            async with self._changed:
-                self._changed.notify_all()
+        """From `version` on. A cache of the API server that has just begun may not know it: then all is listed anew."""
+        while True:
+            try:
+                async for event, body in self._api.watch(self._kind, version):
+                    self._note(event, body)
+                    await self._tell()
+            except WatchEnded as error:
+                print(f"the watch of {self._kind} begins anew: {error}", file=sys.stderr, flush=True)
+            await asyncio.sleep(_AGAIN_SECONDS)
+            listed, version = await self._api.list_all(self._kind)
+            self.bodies.clear()
+            for body in listed:
+                self._note("ADDED", body)
+            await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     def _note(self, event: str, body: Body) -> None:
         key = (body["metadata"]["namespace"], body["metadata"]["name"])

@@ -9,8 +9,7 @@ import sys
 
 from specserver import __version__
 
-
-_NEW_OBJECTS_BEFORE_A_SEARCH = 50_000
+_NEW_OBJECTS_BEFORE_A_SEARCH = 20_000
 
 
 def main() -> int:

@@ -15,8 +15,9 @@ After a restart nothing is remembered. Then the live object tells whether it is 
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
+
+import orjson
 
 from specserver.api import labels
 from specserver.cluster.client import Body, Cluster
@@ -82,7 +83,7 @@ def _last_writer(live: Body, field_manager: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _owned_fields(body: Body, field_manager: str) -> str:

@@ -235,7 +235,7 @@ MISFITS: dict[str, tuple[object, str]] = {
     "policy is a list": (changed(policy=[]), "ranks[0].policy: must be an object or null, not array"),
     "accept length is text": (changed(acceptLength="2"), "ranks[0].acceptLength: must be a number"),
     "accept length overflows": (json.dumps(changed(acceptLength=0)).replace('"acceptLength": 0', '"acceptLength": 1e999'),
-                                "ranks[0].acceptLength: must be a number"),
+                                "the body can't be read as JSON"),
     "rounds is a list": (changed(rounds=[]), "ranks[0].rounds: must be an object, not array"),
     "rounds of no step": (changed(rounds={"many": 1}), "ranks[0].rounds: 'many' is not a step count"),
     "rounds are text": (changed(rounds={"0": "1"}), "ranks[0].rounds.0: must be a whole number"),
