@@ -213,10 +213,10 @@ def without(field: str) -> dict[str, Any]:
 
 
 MISFITS: dict[str, tuple[object, str]] = {
-    "html": ("<html>hello</html>", "not JSON"),
-    "not utf-8": (b"\xff\xfe{", "not JSON"),
-    "nested without end": ("[" * 100_000, "not JSON"),
-    "NaN": ('{"ranks": NaN}', "not JSON"),
+    "html": ("<html>hello</html>", "read as JSON"),
+    "not utf-8": (b"\xff\xfe{", "read as JSON"),
+    "nested without end": ("[" * 100_000, "read as JSON"),
+    "NaN": ('{"ranks": NaN}', "read as JSON"),
     "list": ([1], "a JSON array, not an object"),
     "no ranks": ({"pluginVersion": "1", "engineVersion": "1"}, "ranks: missing"),
     "empty ranks": ({**STATE, "ranks": []}, "ranks: must be a list of 1 to"),
@@ -266,7 +266,7 @@ async def test_a_state_in_the_promised_form_is_taken_with_fields_that_are_new(se
     ("body", "kind", "words"),
     [
         pytest.param({"ok": True}, EngineUnreachable, "ranks: missing", id="old-plugin"),
-        pytest.param("done", EngineUnreachable, "not JSON", id="not-json"),
+        pytest.param("done", EngineUnreachable, "read as JSON", id="not-json"),
         pytest.param({"revision": 7, "ranks": []}, EngineUnreachable, "ranks: must be a list", id="no-rank"),
         pytest.param({"revision": 7, "ranks": [{"rank": "tp0"}]}, EngineUnreachable, "ranks[0].revision", id="unread"),
         pytest.param(
