@@ -39,6 +39,9 @@ _TOLD = (
 )  # fmt: skip
 """Conditions whose changes are Events. Available follows Ready; scaling has Events of its own, with numbers."""
 
+_ONLY_TROUBLE = (ConditionType.METRICS_AVAILABLE, ConditionType.POLICY_APPLIED)
+"""Conditions that are as they should be from the first moment: news are their trouble, and its end."""
+
 _CALM = frozenset(
     {
         Reason.ROLLING_OUT, Reason.MODEL_LOADING, Reason.SCALED_TO_ZERO, Reason.ABOVE_CROSSOVER, Reason.DISABLED_BY_SPEC,
@@ -64,6 +67,8 @@ def plan_events(previous: Sequence[Mapping[str, Any]], conditions: Sequence[Mapp
             continue
         trouble = condition["status"] == Status.FALSE and condition["reason"] not in _CALM
         trouble |= condition["reason"] == Reason.METRICS_FALLBACK
+        if not trouble and condition["type"] in _ONLY_TROUBLE and (earlier is None or earlier[0] == Status.UNKNOWN):
+            continue
         kind: Literal["Normal", "Warning"] = "Warning" if trouble else "Normal"
         events.append(Event(kind, condition["reason"], condition["message"], condition["type"]))
     return tuple(events)

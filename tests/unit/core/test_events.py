@@ -36,6 +36,19 @@ CRASH = condition("Ready", "False", "CrashLoop")
         pytest.param([], [ROLLS], [("Normal", "NewRevision")], id="a rollout begins"),
         pytest.param([ROLLS], [DRAINS], [], id="a rollout's next pod"),
         pytest.param([DRAINS], [ROLLS], [], id="and its successor"),
+        pytest.param(
+            [condition("MetricsAvailable", "Unknown", "NoReadyReplicas")],
+            [condition("MetricsAvailable", "True", "MetricsFound"), condition("PolicyApplied", "True", "AllReplicas")], [],
+            id="as it should be from the first moment",
+        ),
+        pytest.param(
+            [condition("MetricsAvailable", "False", "ScrapeError")], [condition("MetricsAvailable", "True", "MetricsFound")],
+            [("Normal", "MetricsFound")], id="the end of trouble",
+        ),
+        pytest.param(
+            [condition("MetricsAvailable", "True", "MetricsFound")], [condition("MetricsAvailable", "True", "MetricsFallback")],
+            [("Warning", "MetricsFallback")], id="trouble that is got round",
+        ),
         pytest.param([], [condition("PolicyApplied", "Unknown", "NoReadyReplicas")], [], id="unknown is no news"),
         pytest.param([READY], [condition("Available", "False", "MinimumReplicasUnavailable")], [], id="Available follows Ready"),
         pytest.param(
