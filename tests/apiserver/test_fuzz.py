@@ -383,6 +383,7 @@ def bench(alone: None, control_plane: ApiServer, operator_kubeconfig: Path) -> I
             runner.run(closing)
 
 
+@pytest.mark.timeout(600 + EXAMPLES)
 def test_a_resource_is_refused_with_words_or_served(bench: Bench) -> None:
     @settings(
         max_examples=EXAMPLES,

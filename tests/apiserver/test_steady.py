@@ -52,6 +52,7 @@ def page(world: World) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+@pytest.mark.timeout(SECONDS + 600)
 async def test_at_rest_nothing_is_written(world: World) -> None:
     await world.wait_alone()
     good, bad = FakePrometheus(), FakePrometheus(status=401, body="<html>who?</html>")
