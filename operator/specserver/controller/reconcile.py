@@ -52,6 +52,7 @@ _LOAD_FRESH_SECONDS = 1.0
 _CLOCK_JUMP_SECONDS = 5.0
 _PLACE_TAKEN_SECONDS = 15.0
 """How long after a pod's end the scheduler may take to give its place to the next: its longest back-off, and some."""
+_HEAD_START_SECONDS = 0.3
 _NOT_KEPT_SECONDS = 600.0
 """How soon a status that the API server did not keep is written again: the definition may be the right one then."""
 _PENDING_SECONDS = 2.0
@@ -165,11 +166,16 @@ class Reconciler:
             # So that what is told below is not about the Deployment as it was.
             seen = await self._observe_workload(server, seen)
 
-        # 4. The policy and the load, side by side: a pod that hangs in one must not delay the other.
+        # 4. The policy, then the load over the same connections; but side by side where a pod hangs in one: it must not delay
+        #    the other.
         document = build_policy(server).to_document()
-        applied, load = await asyncio.gather(
-            self._apply_policy(server, seen, document, admin_key), self._observe_load(server, seen, memory, now)
-        )
+        pushing = asyncio.create_task(self._apply_policy(server, seen, document, admin_key))
+
+        async def look() -> Load | LoadUnknown:
+            await asyncio.wait([pushing], timeout=_HEAD_START_SECONDS)
+            return await self._observe_load(server, seen, memory, now)
+
+        applied, load = await asyncio.gather(pushing, look())
 
         # 5. Replicas, then their revision.
         if any(pod.terminating and not is_stuck(pod, now) for pod in seen.pods):
