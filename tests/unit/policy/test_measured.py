@@ -261,6 +261,21 @@ def test_a_clock_that_jumps_harms_nothing(jump: float) -> None:
     assert play.turns(40, 900).steps == 0
 
 
+@pytest.mark.parametrize("no_time", [math.nan, math.inf], ids=repr)
+def test_what_is_no_time_shortens_no_wait(no_time: float) -> None:
+    """A failed probe waits, by the clock. One moment that is none must not end all waits, nor lengthen them."""
+    calm, shaken = (Play(MEASURED, with_profile=False) for _ in range(2))
+    for play in (calm, shaken):
+        play.turns(50, 4, 0)
+    shaken.now, before = no_time, shaken.now
+    shaken.decide(4)
+    shaken.now = before
+    for play in (calm, shaken):
+        play.turns(1500, 4, 0)
+    assert calm.decider.explain()["waits"]
+    assert shaken.decider.explain()["waits"] == calm.decider.explain()["waits"]
+
+
 # ---- probes ---------------------------------------------------------------------------------------------------------------
 
 
