@@ -162,6 +162,20 @@ class World:
             key=lambda event: int(event["metadata"]["resourceVersion"]),
         )
 
+    async def wait_still(self, seconds: float = 1.5) -> None:
+        """Nothing of this namespace has been written for so long."""
+        loop = asyncio.get_running_loop()
+        last, since = await self.versions(), loop.time()
+
+        async def still() -> bool:
+            nonlocal last, since
+            now = await self.versions()
+            if now != last:
+                last, since = now, loop.time()
+            return loop.time() - since >= seconds
+
+        await eventually(still, lambda: f"rest; the last changes were in {last}", within_seconds=60)
+
     async def wait_alone(self) -> None:
         """No server of an earlier test is left: their ends aren't waited for, and the operator's counters are of all."""
 

@@ -41,6 +41,7 @@ MANAGER_OBJECTS = "specserver"
 MANAGER_REPLICAS = "specserver-replicas"
 MANAGER_DRAIN = "specserver-drain"
 MANAGER_STATUS = "specserver-status"
+MANAGERS = (MANAGER_OBJECTS, MANAGER_REPLICAS, MANAGER_DRAIN, MANAGER_STATUS)
 
 # In the pod.
 ENGINE_CONTAINER = "engine"

@@ -32,7 +32,8 @@ class Applier:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._applied: dict[_Key, tuple[str, str, str]] = {}
+        self._applied: dict[_Key, tuple[str, tuple[str, str] | None]] = {}
+        """The digest of what was applied, and what came of it: the object's UID, and the digest of our fields in it."""
         self._drifts: dict[tuple[str, str], list[Drift]] = {}
 
     async def apply(self, desired: Body, live: Body | None, *, field_manager: str) -> Body | None:
@@ -43,18 +44,17 @@ class Applier:
         metadata = desired["metadata"]
         key = (desired["kind"], metadata["namespace"], metadata["name"], field_manager)
         wanted = _digest(desired)
-        if live is not None:
-            present = (live["metadata"]["uid"], wanted, _owned_fields(live, field_manager))
-            if key not in self._applied and is_in_place(desired, live, field_manager):
-                self._applied[key] = present
-            if self._applied.get(key) == present:
-                return None
+        found = None if live is None else (live["metadata"]["uid"], _owned_fields(live, field_manager))
+        if live is not None and key not in self._applied and is_in_place(desired, live, field_manager):
+            self._applied[key] = (wanted, found)
         earlier = self._applied.get(key)
+        if live is not None and earlier == (wanted, found):
+            return None
         answer = await self._cluster.apply(desired, field_manager=field_manager)
-        if earlier is not None and earlier[1] == wanted:
-            drift = Drift(desired["kind"], metadata["name"], "" if live is None else _last_writer(live, field_manager))
+        if earlier is not None and earlier[1] != found:
+            drift = Drift(desired["kind"], metadata["name"], "" if live is None else _last_writer(live))
             self._drifts.setdefault((metadata["namespace"], metadata["name"]), []).append(drift)
-        self._applied[key] = (answer["metadata"]["uid"], wanted, _owned_fields(answer, field_manager))
+        self._applied[key] = (wanted, (answer["metadata"]["uid"], _owned_fields(answer, field_manager)))
         return answer
 
     def take_drifts(self, namespace: str, server: str) -> list[Drift]:
@@ -72,12 +72,12 @@ def _object_names(server: str) -> tuple[str, ...]:
     return server, labels.policy_config_map_name(server)
 
 
-def _last_writer(live: Body, field_manager: str) -> str:
+def _last_writer(live: Body) -> str:
     """Whoever else wrote the object last, its status apart."""
     others = [
         entry
         for entry in live["metadata"].get("managedFields", [])
-        if entry.get("manager") != field_manager and entry.get("subresource") != "status"
+        if entry.get("manager") not in labels.MANAGERS and entry.get("subresource") != "status"
     ]
     return str(max(others, key=lambda entry: entry.get("time") or "").get("manager", "")) if others else "somebody"
 
