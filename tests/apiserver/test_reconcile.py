@@ -211,7 +211,7 @@ async def test_two_servers_of_one_name_in_two_namespaces(world: World) -> None:
     async def only_the_other_is_left() -> bool:
         return not await world.api.list("Pod", world.namespace) and len(await other.pods()) == 2
 
-    await eventually(only_the_other_is_left, "the pods of the deleted one gone")
+    await eventually(only_the_other_is_left, "the pods of the deleted one gone", within_seconds=60)
     await world.api.delete("Namespace", "", other.namespace)
 
 
@@ -316,7 +316,7 @@ async def test_a_namespace_goes_with_all_that_is_in_it(world: World) -> None:
     async def is_gone() -> bool:
         return await world.api.find("Namespace", "", world.namespace) is None
 
-    await eventually(is_gone, "the namespace gone", within_seconds=30)
+    await eventually(is_gone, "the namespace gone", within_seconds=60)
 
 
 async def test_a_server_that_is_deleted_and_made_anew(world: World) -> None:
