@@ -45,7 +45,7 @@ async def test_what_is_applied_already_is_not_applied_again() -> None:
     assert cluster.writes == [("apply", "Service", "chat")]
 
 
-DRIFTS = {"field taken": "hpa", "made anew": "somebody", "gone": ""}
+DRIFTS = {"field taken": "hpa", "made anew": "m", "gone": ""}
 """By whom, where what differs is somebody else's doing."""
 
 
