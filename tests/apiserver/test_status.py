@@ -187,9 +187,14 @@ async def test_pods_that_their_node_refused_are_no_replicas(world: World) -> Non
     refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
     await world.kubelet.set_phase(world.namespace, names[0], refused)
     await eventually(lambda: _has_pods(world, 3), "the replacement")
-    await world.wait_condition("Ready", "True")
-    status = await world.status()
-    assert (status["replicas"], status["readyReplicas"], status["availableReplicas"]) == (2, 2, 2)
+
+    async def counted() -> bool:
+        status = await world.status()
+        counts = (status["replicas"], status["readyReplicas"], status["availableReplicas"])
+        return counts == (2, 2, 2) and ready_of(status)["status"] == "True"
+
+    await world.wait_still()  # the status of before the refusal counts the same
+    await eventually(counted, "two replicas, both ready")
     await world.wait_condition("Progressing", "True", "RolloutComplete")
     await world.wait_condition("MetricsAvailable", "True")
 
