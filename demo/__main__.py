@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from demo.story import OPERATOR_NAMESPACE, run_story
 from tests.localcluster import ClusterError, LocalCluster, node_down, node_up
 from tests.localcluster.base import named_context, write_context_kubeconfig
 from tests.localcluster.packages import ensure_packages
+from tests.localcluster.processes import interrupt_once
 from tests.localcluster.progress import say
 
 DIRECTORY = Path(__file__).resolve().parent
@@ -57,8 +57,7 @@ def main() -> int:
     began = time.monotonic()
     keep = os.environ.get("KEEP", "") not in ("", "0")
     print(HONEST, flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all end as Ctrl-C does: everything is taken down
-        signal.signal(number, signal.default_int_handler)
+    interrupt_once()
     try:
         with a_cluster(keep=keep) as cluster:
             try:
@@ -70,7 +69,7 @@ def main() -> int:
                         cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
             picture, table = write_report(record, DIRECTORY)
     except KeyboardInterrupt:
-        print("interrupted: everything is taken down", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
     except (ClusterError, RuntimeError, TimeoutError, OSError, subprocess.SubprocessError) as error:
         print(f"demo: {error}", file=sys.stderr)

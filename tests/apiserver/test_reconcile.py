@@ -325,7 +325,7 @@ async def test_a_server_that_is_deleted_and_made_anew(world: World) -> None:
     uids = await world.pod_uids()
     await world.api.delete(KIND, world.namespace, "chat")
     await world.api.create(a_server(world.namespace))
-    await world.wait_condition("Ready", "True", within_seconds=30)
+    await world.wait_condition("Ready", "True", within_seconds=90)  # the collector learns of a new definition within a minute
     assert not uids & await world.pod_uids()
 
 

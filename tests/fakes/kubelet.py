@@ -33,7 +33,7 @@ ENGINE = "engine"
 _HEARTBEAT_SECONDS = 10.0
 _AWAY = (aiohttp.ClientError, TimeoutError, ApiError)
 """What a request meets while the API server is busy or away."""
-_SECRET_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -188,10 +188,15 @@ class FakeKubelet:
         try:
             await work
         except ApiError as error:
-            if error.status not in (404, 409):  # the pod went meanwhile
+            if not (error.status in (404, 409) and await self._has_gone(pod)):
                 self.errors.append(f"{pod['metadata']['name']}: {error}")
         except Exception as error:  # noqa: BLE001 - see above
             self.errors.append(f"{pod['metadata']['name']}: {type(error).__name__} {error}")
+
+    async def _has_gone(self, pod: Body) -> bool:
+        """The pod ended, or was marked to, while it was worked on."""
+        now = await self.api.find("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"])
+        return now is None or now["metadata"]["uid"] != pod["metadata"]["uid"] or "deletionTimestamp" in now["metadata"]
 
     # ---- one pod ---------------------------------------------------------------------------------------------------------
 
@@ -247,7 +252,7 @@ class FakeKubelet:
         # 1. What a container can't start without.
         key = await self._read_variable(pod, container, ip, "SPECSERVER_ADMIN_KEY")
         mounted = next(volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume)
-        files = (await self.api.get("ConfigMap", pod["metadata"]["namespace"], mounted))["data"]
+        files = await self._read_files(pod["metadata"]["namespace"], mounted)
         # 2. SGLang's part of the command line.
         port = next(one["containerPort"] for one in container["ports"] if one["name"] == "http")
         arguments = container["args"]
@@ -263,6 +268,15 @@ class FakeKubelet:
             initial_policy=json.loads(files["policy.json"]),
         )  # fmt: skip
 
+    async def _read_files(self, namespace: str, name: str) -> dict[str, str]:
+        """The ConfigMap's files; waits for it, as the kubelet does: that of an owner before may be on its way out."""
+        while True:
+            found = await self.api.find("ConfigMap", namespace, name)
+            if found is not None:
+                files: dict[str, str] = found["data"]
+                return files
+            await asyncio.sleep(_POLL_SECONDS)
+
     async def _read_variable(self, pod: Body, container: Body, ip: str, name: str) -> str:
         """The value of a variable that comes from a Secret; waits for the Secret, as the kubelet does."""
         source = next(one for one in container["env"] if one["name"] == name)["valueFrom"]["secretKeyRef"]
@@ -277,7 +291,7 @@ class FakeKubelet:
                 waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
                 await self._report(pod, ip, waiting, phase="Pending")
                 told = True
-            await asyncio.sleep(_SECRET_POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _report(
         self, pod: Body, ip: str, state: Body, *, phase: str = "Running", last: Body | None = None, restarts: int = 0,

@@ -8,16 +8,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 
 from tests.localcluster.apiserver import start_apiserver
 from tests.localcluster.base import LocalCluster
 from tests.localcluster.errors import ClusterError
 from tests.localcluster.node import explain_node, find_node, node_down, node_up
+from tests.localcluster.processes import interrupt_once
 from tests.localcluster.progress import say
 
 _INTERRUPTED = 130
@@ -25,10 +24,7 @@ _INTERRUPTED = 130
 
 def main() -> int:
     options = parse_options()
-    # kill, or a terminal that was closed, ends a run as Ctrl-C does: what was begun is taken back. Ctrl-C itself is among them,
-    # because a shell starts what it runs in the background with that signal ignored.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    interrupt_once()
     try:
         match options.command, options.size:
             case "up", "node":
@@ -82,10 +78,6 @@ def serve_apiserver() -> None:
         say("ready; Ctrl-C ends it")
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         raise ClusterError(f"process {ended.si_pid if ended else '?'} of the cluster has ended by itself")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from tests.localcluster.errors import ClusterError
 
@@ -59,6 +60,23 @@ def stop_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
         child.kill()
     for child in children:
         child.wait()
+
+
+def interrupt_once() -> None:
+    """From now on whatever asks this program to end does so as Ctrl-C does, by KeyboardInterrupt, and only the first time.
+
+    kill, or a terminal that was closed, must take back what was begun, too; and Ctrl-C itself needs a handler, because a shell
+    starts what it runs in the background with that signal ignored. A second one would cut the clean-up short, or come so late
+    that Python has put the default back, and turn the exit status into a signal's.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in _ENDING:
+        signal.signal(number, interrupt)
 
 
 @contextlib.contextmanager

@@ -288,7 +288,7 @@ class Reconciler:
                 if not await create_if_absent(self._cluster, secret):
                     secret = await self._cluster.get("Secret", server.namespace, generated)
             if not is_ours(secret, server.uid):
-                problems.append(_taken(secret))
+                problems.append(_taken(secret, server))
             lost = [entry for entry in (labels.ADMIN_KEY_ENTRY, labels.API_KEY_ENTRY) if entry not in (secret.get("data") or {})]
             if lost:
                 why = f"Secret {generated} has lost its entry {lost[0]}: delete the Secret, and both keys are made anew"
@@ -333,7 +333,8 @@ class Reconciler:
             if body["kind"] == "Deployment" and live is None and blocked:
                 continue  # pods that can't start would only hide what is missing
             if live is not None and not is_ours(live, server.uid):
-                problems.append(_taken(body))
+                problems.append(_taken(live, server))
+                blocked |= body["kind"] == "ConfigMap"  # pods would read another's policy, or wait for it to come back
                 continue
             try:
                 if body["kind"] == "Deployment" and live is None:
@@ -348,6 +349,7 @@ class Reconciler:
                     await self._applier.apply(body, live, field_manager=labels.MANAGER_OBJECTS)
             except Refused as error:
                 problems.append(Problem(Reason.OBJECT_REFUSED, f"{body['kind']} {body['metadata']['name']}: {error.message}"))
+                blocked |= body["kind"] == "ConfigMap"
         return tuple(problems), changed, wanted
 
     async def _create_workload(self, server: SpeculativeServer, body: Body) -> None:
@@ -538,12 +540,15 @@ def _uids(pods: Iterable[Pod]) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods)
 
 
-def _taken(body: Body) -> Problem:
-    name = f"{body['kind']} {body['metadata']['name']}"
-    return Problem(
-        Reason.OBJECT_REFUSED,
-        f"{name} is there already and belongs to something else: delete it, or give this resource another name",
-    )
+def _taken(live: Body, server: SpeculativeServer) -> Problem:
+    """Another's object under a name of ours."""
+    name = f"{live['kind']} {live['metadata']['name']}"
+    owners = [(one.get("kind"), one.get("name")) for one in live["metadata"].get("ownerReferences", [])]
+    if (labels.KIND, server.name) in owners:
+        why = "belongs to a resource of this name that was deleted: Kubernetes removes it, and this one goes on then"
+    else:
+        why = "is there already and belongs to something else: delete it, or give this resource another name"
+    return Problem(Reason.OBJECT_REFUSED, f"{name} {why}")
 
 
 def _sooner(

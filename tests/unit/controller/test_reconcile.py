@@ -252,6 +252,30 @@ async def test_a_refused_object_keeps_the_others_from_nothing(operator: Operator
     assert "Service chat: service: no more load balancers" in ready["message"]
 
 
+@pytest.mark.parametrize(
+    ("owner", "says"),
+    [
+        ({"kind": "SpeculativeServer", "name": "chat", "uid": "before"}, "Kubernetes removes it"),
+        ({"kind": "SpeculativeServer", "name": "other", "uid": "other"}, "delete it"),
+    ],
+)
+async def test_no_pod_is_made_on_the_policy_of_another(operator: Operator, owner: dict[str, str], says: str) -> None:
+    """It would run under that policy, or, once that is removed, wait minutes for the kubelet to look again."""
+    metadata = {"namespace": "ns", "name": "chat-policy", "ownerReferences": [owner]}
+    operator.cluster.objects["ConfigMap", "chat-policy"] = {"kind": "ConfigMap", "metadata": metadata, "data": {}}
+    await operator.settle()
+    assert ("Service", "chat") in operator.cluster.objects
+    assert ("Deployment", "chat") not in operator.cluster.objects
+    conditions = operator.cluster.objects["SpeculativeServer", "chat"]["status"]["conditions"]
+    (ready,) = (one for one in conditions if one["type"] == "Ready")
+    assert ready["message"].startswith("ConfigMap chat-policy ")
+    assert says in ready["message"]
+
+    del operator.cluster.objects["ConfigMap", "chat-policy"]
+    await operator.settle()
+    assert ("Deployment", "chat") in operator.cluster.objects
+
+
 async def test_keys_that_lost_an_entry_are_told(operator: Operator) -> None:
     await operator.settle()
     del operator.cluster.objects["Secret", "chat-keys"]["data"]["admin-key"]
