@@ -1,15 +1,16 @@
 """The engine benchmark on one GPU: our rule against every fixed step count and against SGLang's adaptive mode.
 
-    benchmarks/engine/run.sh OUT DEADLINE --part table    every arm at every concurrency, up and down
-    benchmarks/engine/run.sh OUT DEADLINE --part poor     the table's half with the poor draft again, without stock adaptive
+    benchmarks/engine/run.sh OUT DEADLINE --part table    every arm at every concurrency, with a good and with a poor draft
     benchmarks/engine/run.sh OUT DEADLINE --part waves    square waves, and the originating experiment's table
 
-Where BENCHMARK_AFTER names a file, nothing is measured before it is there: another benchmark then has the GPU to itself while the
-servers of this one start.
-
 Four servers stand side by side on the GPU: plain (no draft model), static 3 (stock), stock adaptive (two tables one after
-the other), ours. Static 1 and 2 are our server with its step count fixed by a policy; fixed 3 is measured there too, so that the
-cost of the plugin itself shows against the stock server. All have the same cap on running requests, graph sizes and KV pool.
+the other), ours. Static 1 and 2 are our server with its step count fixed by a policy; fixed 0 and 3 are measured there too, so
+that the cost of the plugin itself shows against the stock servers. All have the same cap on running requests, graph sizes and KV
+pool.
+
+A host's speed drifts by tens of percent within tens of seconds, and below 64 requests a round takes as long as the host needs to
+launch it. So what is compared is measured within seconds, in passes (`Benchmark.measure_pass`), and each pass is compared within
+itself (report.py). SGLang's adaptive mode is shown and compared with nothing: it comes last, if there is time.
 
 Acceptance is a model: per request and position, from a survival profile (plan.py). Weights are random.
 """
@@ -17,17 +18,18 @@ Acceptance is a model: per request and position, from a survival profile (plan.p
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import Awaitable, Callable, Sequence
+import statistics
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine import plan as plans
 from benchmarks.engine.plan import LADDER, PROFILES, Plan
 from benchmarks.gpu import digest
 from benchmarks.gpu.load import ClosedLoop, SquareWave
 from benchmarks.gpu.product import Product
+from benchmarks.gpu.rounds import Kind
 from benchmarks.gpu.servers import Running, Server, write_table
 from benchmarks.gpu.session import Session, choose_machine, parse_arguments
 
@@ -41,10 +43,15 @@ STOCK = Server("stock", 7, plans.STOCK_CAPTURED, variables=SIMULATED)
 OURS = Server("ours", 3, {"1": LADDER[1:]}, product=True, variables=SIMULATED)
 
 
-def profile_of(order: str) -> tuple[str, tuple[float, ...]]:
-    """One acceptance model on the way up, the other on the way down: a change costs a rule time, which is measured apart."""
-    name = "healthy" if order == "rising" else "poor"
-    return name, PROFILES[name]
+def ladder_of(number: int) -> tuple[int, ...]:
+    """The fixed step counts in the order of a pass: up in the first, down in the second."""
+    return LADDER if number % 2 else LADDER[::-1]
+
+
+def steps_of_rule(records: Any) -> int:
+    """The step count that the rule stands at: of most of its last rounds, since a few may be a probe."""
+    launched = records[records["kind"] == Kind.DECODE_LAUNCH]["steps"][-24:]
+    return statistics.mode(launched.tolist()) if len(launched) else LADDER[-1]
 
 
 class Benchmark:
@@ -54,6 +61,7 @@ class Benchmark:
         session.raw["plan"] = {
             "prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies,
             "profiles": PROFILES, "ladder": LADDER, "windowSeconds": plan.window_seconds, "wave": plan.wave,
+            "passes": plan.passes, "passWindowSeconds": plan.pass_window_seconds, "ownWindowSeconds": plan.own_window_seconds,
             "kvTokens": plan.kv_tokens, "maxRunning": plan.max_running,
         }  # fmt: skip
 
@@ -99,42 +107,32 @@ class Benchmark:
     # ---- the table -----------------------------------------------------------------------------------------------------------
 
     async def table(self) -> None:
-        """Every concurrency rising with the healthy draft, then falling with the poor one; then drafts that change."""
+        """Concurrencies rising with the healthy draft, then falling with the poor one, in passes; then drafts that change.
+
+        The draft changes once in the table: what a change costs a rule is measured apart.
+        """
         self.start(PLAIN, STATIC, STOCK, OURS)
         await self.session.stage("warm-up", 20, self.warm_up)
-        await self.session.stage("learning", 40, self.learn)
-        rising = list(self.plan.concurrencies)
-        for order, concurrencies in (("rising", rising), ("falling", rising[::-1])):
+        await self.session.stage("learning", 20, self.learn)
+        rising = self.plan.concurrencies
+        for draft, order, concurrencies in (("healthy", "rising", rising), ("poor", "falling", rising[::-1])):
             for concurrency in concurrencies:
-                for name, seconds, arms in (
-                    ("ours", 18, self.ours_arms), ("static-3", 6, self.static_arms), ("plain", 4, self.plain_arms),
-                    ("stock", 12, self.stock_arms),
-                ):  # fmt: skip
-                    await self.session.stage(
-                        f"{order} C={concurrency} {name}", seconds, partial(arms, concurrency, order)
-                    )
+                for number in range(1, self.plan.passes + 1):
+                    await self.measure_pass(concurrency, number, draft, order)
         for concurrency in self.plan.change_concurrencies:
-            await self.session.stage(
-                f"change C={concurrency}", 4 * self.plan.change_seconds + 3, partial(self.change, concurrency)
-            )
+            await self.session.stage(f"change C={concurrency}", 24, partial(self.change, concurrency))
+        for concurrency in rising:
+            await self.session.stage(f"stock C={concurrency}", 6, partial(self.stock_arms, concurrency))
 
-    async def poor(self) -> None:
-        self.start(PLAIN, STATIC, OURS)
-        self.wait_for_others()
-        await self.session.stage("warm-up", 20, self.warm_up)
-        await self.session.stage("learning", 40, partial(self.learn, plans.POOR))
-        for concurrency in self.plan.concurrencies[::-1]:
-            for name, seconds, arms in (
-                ("ours", 14, self.ours_arms), ("static-3", 4, self.static_arms), ("plain", 4, self.plain_arms),
-            ):  # fmt: skip
-                await self.session.stage(f"poor C={concurrency} {name}", seconds, partial(arms, concurrency, "falling"))
+    async def measure_pass(self, concurrency: int, number: int, draft: str, order: str) -> None:
+        """All that is compared, in some ten seconds: our server's arms, then the two stock servers."""
+        labels = {"profile": draft, "order": order, "pass": number}
+        for name, seconds, arms in (
+            ("ours", 8, self.ours_arms), ("static-3", 2, self.static_arms), ("plain", 2, self.plain_arms),
+        ):  # fmt: skip
+            await self.session.stage(f"{draft} C={concurrency} pass {number} {name}", seconds, partial(arms, concurrency, labels))
 
-    def wait_for_others(self) -> None:
-        mark = os.environ.get("BENCHMARK_AFTER")
-        while mark and not Path(mark).exists() and self.session.left() > 60:
-            time.sleep(0.2)
-
-    async def learn(self, survival: tuple[float, ...] = plans.HEALTHY) -> None:
+    async def learn(self) -> None:
         """Our rule starts without a profile: some traffic at each concurrency, which a server has behind it when it is looked at.
 
         No step count is forced on it here: what it knows afterwards it found out by itself.
@@ -144,82 +142,109 @@ class Benchmark:
         for concurrency in self.plan.concurrencies:
 
             async def measure(running: Running, concurrency: int = concurrency) -> None:
-                running.controls.set(survival=survival)
+                running.controls.set(survival=plans.HEALTHY)
                 await self.session.window(
-                    running, self.plan.learn_seconds, concurrency, survival, arm="learning", profile="", order="learning"
+                    running, self.plan.learn_seconds, concurrency, plans.HEALTHY, arm="learning", profile="", order="learning"
                 )
 
             await self.under_load(OURS, concurrency, measure)
         self.session.raw["stateAfterLearning"] = product.state()
 
-    async def ours_arms(self, concurrency: int, order: str) -> None:
-        """Our rule, each step count fixed, and our rule again.
+    async def ours_arms(self, concurrency: int, labels: Mapping[str, Any]) -> None:
+        """Our rule, each step count fixed, and our rule again: a steady drift then tells for neither.
 
-        The first time the rule has at this concurrency what it found out itself, at least on the way up; the second time it has
-        also seen the fixed arms. Both are measured, and the raw data tells them apart.
+        The order of the fixed arms turns around from pass to pass, for the same reason. What the rule has measured stays with it
+        while a step count is fixed, but where it stood does not: after fixed 0 it would climb from there, one step after the
+        other, which no traffic makes it do. So it is handed over at the step count that it had chosen before.
         """
-        plan, session = self.plan, self.session
-        profile, survival = profile_of(order)
+        plan, survival = self.plan, PROFILES[labels["profile"]]
 
         async def measure(running: Running) -> None:
             product = Product(running, LADDER)
+            window = partial(self.session.window, running, concurrency=concurrency, survival=survival, **labels)
             running.controls.set(survival=survival)
-            for arm in ("measured", *(f"fixed-{steps}" for steps in LADDER), "measured"):
-                own = arm == "measured"
-                await asyncio.to_thread(product.measured if own else partial(product.fixed, int(arm[-1])))
-                await asyncio.sleep(plan.adapt_seconds if own else plan.settle_seconds)
-                seconds = 1.5 * plan.window_seconds if own else plan.window_seconds
-                await session.window(running, seconds, concurrency, survival, arm=arm, profile=profile, order=order)
+            await asyncio.to_thread(product.measured)
+            await asyncio.sleep(plan.adapt_seconds)
+            await window(seconds=plan.own_window_seconds, arm="measured")
+            stood = steps_of_rule(running.rounds())
+            for steps in ladder_of(labels["pass"]):
+                await self.fix(product, steps)
+                await window(seconds=plan.pass_window_seconds, arm=f"fixed-{steps}")
+            await asyncio.to_thread(product.fixed, stood)
+            await asyncio.sleep(plan.handover_seconds)
+            await asyncio.to_thread(product.measured)
+            await asyncio.sleep(plan.return_seconds)
+            await window(seconds=plan.own_window_seconds, arm="measured")
 
         await self.under_load(OURS, concurrency, measure)
 
+    async def fix(self, product: Product, steps: int) -> None:
+        await asyncio.to_thread(product.fixed, steps)
+        await asyncio.sleep(self.plan.settle_seconds)
+
     async def change(self, concurrency: int) -> None:
-        """Our rule while acceptance falls from one second to the next, and when it comes back."""
+        """Our rule while acceptance falls from one second to the next, and when it comes back.
+
+        The fixed step counts it is held against are measured in the same load, right before and right after: the table's rates
+        are minutes old by then. A fixed step count has nothing to adapt, so its rate with each draft says all of it. The stock
+        servers are left out: what following a change costs is asked here, and what the plugin costs is seen in the table.
+        """
         plan, session = self.plan, self.session
 
         async def measure(running: Running) -> None:
-            await asyncio.to_thread(Product(running, LADDER).measured)
-            running.controls.set(survival=plans.HEALTHY)
-            await asyncio.sleep(plan.change_seconds)
+            product = Product(running, LADDER)
+            await self.fixed_under_change(running, concurrency, ("poor", "healthy"), 1)
+            await asyncio.to_thread(product.measured)
+            await asyncio.sleep(plan.change_settle_seconds)
             for half, profile in enumerate(("healthy", "poor", "healthy")):
                 survival = PROFILES[profile]
                 running.controls.set(survival=survival)
                 await session.window(
                     running, plan.change_seconds, concurrency, survival, arm="changing", profile=profile, order=f"change {half}"
                 )
+            await self.fixed_under_change(running, concurrency, ("healthy", "poor"), 2)
 
         await self.under_load(OURS, concurrency, measure)
 
-    async def static_arms(self, concurrency: int, order: str) -> None:
-        profile, survival = profile_of(order)
+    async def fixed_under_change(self, running: Running, concurrency: int, drafts: Sequence[str], number: int) -> None:
+        product = Product(running, LADDER)
+        for draft in drafts:
+            running.controls.set(survival=PROFILES[draft])
+            for steps in ladder_of(number):
+                await self.fix(product, steps)
+                labels = {"arm": f"fixed-{steps}", "profile": draft, "order": "change fixed", "pass": number}
+                await self.session.window(running, self.plan.change_window_seconds, concurrency, PROFILES[draft], **labels)
+
+    async def static_arms(self, concurrency: int, labels: Mapping[str, Any]) -> None:
+        survival = PROFILES[labels["profile"]]
 
         async def measure(running: Running) -> None:
             running.controls.set(survival=survival)
             await asyncio.sleep(self.plan.settle_seconds)
-            await self.session.window(
-                running, self.plan.window_seconds, concurrency, survival, arm="static-3", profile=profile, order=order
-            )
+            await self.session.window(running, self.plan.pass_window_seconds, concurrency, survival, arm="static-3", **labels)
 
         await self.under_load(STATIC, concurrency, measure)
 
-    async def plain_arms(self, concurrency: int, order: str) -> None:
+    async def plain_arms(self, concurrency: int, labels: Mapping[str, Any]) -> None:
+        """Without a draft: the label says whose pass it belongs to."""
+
         async def measure(running: Running) -> None:
             await asyncio.sleep(self.plan.settle_seconds)
-            await self.session.window(running, self.plan.window_seconds, concurrency, (), arm="plain", profile="any", order=order)
+            await self.session.window(running, self.plan.pass_window_seconds, concurrency, (), arm="plain", **labels)
 
         await self.under_load(PLAIN, concurrency, measure)
 
-    async def stock_arms(self, concurrency: int, order: str) -> None:
-        profile, survival = profile_of(order)
-
+    async def stock_arms(self, concurrency: int) -> None:
         async def measure(running: Running) -> None:
-            running.controls.set(survival=survival)
-            for name, path in self.tables.items():
-                running.controls.set(adaptive_table=path)
-                await asyncio.sleep(self.plan.adapt_seconds)
-                await self.session.window(
-                    running, self.plan.window_seconds, concurrency, survival, arm=f"stock-{name}", profile=profile, order=order
-                )
+            for draft, survival in PROFILES.items():
+                running.controls.set(survival=survival)
+                for name, path in self.tables.items():
+                    running.controls.set(adaptive_table=path)
+                    await asyncio.sleep(self.plan.stock_settle_seconds)
+                    await self.session.window(
+                        running, self.plan.stock_window_seconds, concurrency, survival, arm=f"stock-{name}", profile=draft,
+                        order="stock",
+                    )  # fmt: skip
 
         await self.under_load(STOCK, concurrency, measure)
 
@@ -346,7 +371,7 @@ class Benchmark:
 
 async def main(session: Session, plan: Plan, part: str, only: Sequence[str]) -> None:
     benchmark = Benchmark(session, plan, only)
-    await {"table": benchmark.table, "poor": benchmark.poor, "waves": benchmark.waves}[part]()
+    await {"table": benchmark.table, "waves": benchmark.waves}[part]()
 
     async def note_what_it_knows() -> None:
         product = Product(benchmark.running(OURS), LADDER)

@@ -32,13 +32,26 @@ class Plan:
 
     shape            tokens of a request
     groups           requests are replaced in so many groups (load.py)
-    concurrencies    in rising order; measured up and down
+    concurrencies    in rising order; measured up with the healthy draft, down with the poor one
     one_by_one       concurrencies at which finished requests are also replaced one by one
-    window_seconds   one measuring window
-    settle_seconds   after a change of arm, before its window
+    passes           how often a concurrency is measured with each draft, one pass right after the other
+    window_seconds   one measuring window of the waves' part
+    settle_seconds   after a change of arm, before its window: as long as a policy's dwell, which may still run
     adapt_seconds    the same for rules that have to learn
     learn_seconds    at each concurrency, before anything counts: our rule starts without a profile
-    change_seconds   with each of three drafts, healthy, poor and healthy again, at the concurrencies beside it
+
+    Windows of the table, short, so that what is compared lies close together in time:
+
+    pass_window_seconds    of a fixed step count, of the stock servers
+    own_window_seconds     of our rule, adapt_seconds after the load rose, and once more after the fixed ones
+    handover_seconds       between the fixed ones and the latter: at the step count where our rule stood when they began
+    return_seconds         after that, with our rule
+    stock_window_seconds   of SGLang's adaptive mode, which is compared with nothing, after stock_settle_seconds
+
+    change_seconds         with each of three drafts, healthy, poor and healthy again, at the concurrencies beside it
+    change_settle_seconds  before that, with our rule and the healthy draft
+    change_window_seconds  of each fixed step count with each draft, once before and once after that
+
     wave             requests of the square wave's low and high phase
     periods          seconds of one wave, with the number of waves
     """
@@ -51,8 +64,17 @@ class Plan:
     window_seconds: float = 1.3
     settle_seconds: float = 0.25
     adapt_seconds: float = 0.8
-    learn_seconds: float = 2.5
+    learn_seconds: float = 1.5
+    passes: int = 2
+    pass_window_seconds: float = 0.8
+    own_window_seconds: float = 0.6
+    handover_seconds: float = 0.1
+    return_seconds: float = 0.25
+    stock_window_seconds: float = 0.6
+    stock_settle_seconds: float = 0.5
     change_seconds: float = 2.5
+    change_settle_seconds: float = 1.0
+    change_window_seconds: float = 0.5
     change_concurrencies: tuple[int, ...] = (4, 32, 128)
     wave: tuple[int, int] = (2, 200)
     wave_shape: Shape = WAVE_REQUEST
@@ -70,6 +92,10 @@ REHEARSAL = Plan(
     window_seconds=1.0,
     adapt_seconds=0.5,
     learn_seconds=1.0,
+    pass_window_seconds=1.0,
+    own_window_seconds=1.0,
+    stock_window_seconds=1.0,
+    change_window_seconds=1.0,
     change_concurrencies=(4,),
     wave=(2, 10),
     wave_shape=Shape(8, 64),

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.gpu import digest
 from benchmarks.gpu.load import Client, Shape
 from benchmarks.gpu.rounds import read_rounds
-from benchmarks.gpu.servers import ADMIN_KEY, Fleet, Machine, Running, cpu_machine, fake_machine, gpu_machine
+from benchmarks.gpu.servers import ADMIN_KEY, REPOSITORY, Fleet, Machine, Running, cpu_machine, fake_machine, gpu_machine
 
 RAMP_SECONDS = 10.0
 TAIL_BYTES = 2_000_000
@@ -66,7 +66,8 @@ class Session:
     def save(self) -> None:
         self.raw["servers"] = self.fleet.facts
         self.raw["seconds"] = round(time.monotonic() - self.began, 1)
-        self._path.with_suffix(".new").write_text(json.dumps(self.raw, indent=1) + "\n")
+        text = json.dumps(self.raw, indent=1).replace(f"{REPOSITORY}/", "")  # figures name no folder of the machine
+        self._path.with_suffix(".new").write_text(text + "\n")
         self._path.with_suffix(".new").replace(self._path)
 
     def problem(self, where: str, error: BaseException) -> None:
@@ -186,7 +187,7 @@ def parse_arguments(name: str) -> argparse.Namespace:
     parser.add_argument("out", type=Path, help="folder for the results")
     parser.add_argument("deadline", type=float, help="seconds after which nothing new is begun")
     parser.add_argument("--part", default="all", help="which part of the benchmark")
-    parser.add_argument("--only", help="servers to start, with commas; all if left out")
+    parser.add_argument("--only", help="servers or backends to start, with commas; all if left out")
     parser.add_argument("--rehearse", type=Path, metavar="MODELS", help="on a CPU, with the tiny models in this folder")
     parser.add_argument("--fake", action="store_true", help="without SGLang: the plan in real time against stand-ins")
     return parser.parse_args()

@@ -3,10 +3,11 @@
     bash benchmarks/zero-step/run.sh OUT DEADLINE                  speed on each backend, proposals
     bash benchmarks/zero-step/run.sh OUT DEADLINE --part trained   accepted drafts, graph memory
     bash benchmarks/zero-step/run.sh OUT DEADLINE --part accepted  accepted drafts alone
+    bash benchmarks/zero-step/run.sh OUT DEADLINE --only fa3,triton  speed of these, without SGLang's own zero step
 
 For FlashAttention-3, Triton and FlashInfer: a plain server and ours side by side. At each concurrency all requests start and
 end together (one decode cycle), so that every interval between two launches counts, and each arm runs forward, then in reverse
-order: the plain server, and ours forced to zero steps with the draft kept ready ("ready"), which is the only way it has.
+order, twice: the plain server, and ours forced to zero steps with the draft kept ready ("ready"), which is the only way it has.
 SGLang's own zero step is measured beside them at a few concurrencies.
 
 Then: what the draft model proposes after zero phases, against a run that always speculated. Its KV pool is overwritten with
@@ -54,6 +55,8 @@ class Plan:
     repeated_backends: tuple[str, ...] = ("flashinfer",)
     repeated_concurrencies: tuple[int, ...] = (10, 70)
     backends: tuple[str, ...] = ("fa3", "flashinfer", "triton")
+    stock: bool = True
+    passes: int = 2
     prompts: int = 6
     draft_prompt: int = 100
     draft_output: int = 96
@@ -100,7 +103,7 @@ class Benchmark:
         first, second = self.plan.backends[:2], self.plan.backends[2:]
         await self.measure_backends(first, [])
         # 2. The others, with SGLang's own zero step beside them.
-        stock = [self.stock_server(name) for name in self.plan.backends if name != "triton"]
+        stock = [self.stock_server(name) for name in self.plan.backends if name != "triton"] if self.plan.stock else []
         if second or stock:
             await self.measure_backends(second, stock)
 
@@ -224,7 +227,7 @@ class Benchmark:
             self.note_report(f"ours-{backend}", "atStart")
         for concurrency in plan.concurrencies:
             for backend in backends:
-                await session.stage(f"{backend} C={concurrency}", 25, partial(self.compare, backend, concurrency))
+                await session.stage(f"{backend} C={concurrency}", 30, partial(self.compare, backend, concurrency))
         for server in stock:
             for concurrency in plan.stock_concurrencies:
                 await session.stage(f"{server.name} C={concurrency}", 8, partial(self.stock_zero, server, concurrency))
@@ -264,7 +267,7 @@ class Benchmark:
             ("plain", f"plain-{backend}", None),
             ("ready", f"ours-{backend}", lambda: product.fixed(0)),
         ]
-        for order, chosen in (("forward", arms), ("reverse", arms[::-1])):
+        for order, chosen in (("forward", arms), ("reverse", arms[::-1])) * self.plan.passes:
             for arm, server, put in chosen:
                 if put is not None:
                     put()
@@ -550,6 +553,8 @@ class Accepted:
 if __name__ == "__main__":
     options = parse_arguments("zero-step")
     plan = REHEARSAL if options.rehearse else Plan()
+    if options.only:
+        plan = replace(plan, backends=tuple(options.only.split(",")), stock=False)
     run = Session(f"zero-step-{options.part}", options.out, options.deadline, choose_machine(options, 256, plan.kv_tokens))
     benchmark = Benchmark(run, plan)
     parts = {"all": benchmark.run, "trained": benchmark.run_trained, "accepted": benchmark.run_accepted}

@@ -1,6 +1,6 @@
 """Table, picture and targets of the zero-step benchmark, from its raw data alone:
 
-    python -m benchmarks.zero-step.report SPEED.json TRAINED.json [--out FOLDER]
+    python -m benchmarks.zero-step.report OLDEST.json … NEWEST.json [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -29,34 +29,58 @@ Cell = dict[str, Any]
 
 
 class Cells:
-    """Iteration time and rate by backend, concurrency and arm: the median of all runs, in forward and reverse order."""
+    """Iteration time and rate by backend, concurrency and arm: the median of all windows, in forward and reverse order.
+
+    An arm's figure at a place is that of the newest run that measured it there, and a ratio is taken within that run.
+    """
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = cells
         self.backends = list(dict.fromkeys(cell["backend"] for cell in cells))
         self.concurrencies = sorted({cell["concurrency"] for cell in cells})
 
-    def _median(self, backend: str, concurrency: int, arm: str, value: Callable[[Cell], float | None]) -> float | None:
-        values = [
-            found
-            for cell in self._cells
-            if (cell["backend"], cell["concurrency"], cell["arm"]) == (backend, concurrency, arm)
-            and (found := value(cell)) is not None
-        ]
+    def _find(self, backend: str, concurrency: int, arm: str) -> list[Cell]:
+        place = (backend, concurrency, arm)
+        return [cell for cell in self._cells if (cell["backend"], cell["concurrency"], cell["arm"]) == place]
+
+    def _run(self, backend: str, concurrency: int, arm: str) -> int:
+        return max((cell.get("run", 0) for cell in self._find(backend, concurrency, arm)), default=0)
+
+    def _median(
+        self, backend: str, concurrency: int, arm: str, value: Callable[[Cell], float | None], run: int | None = None
+    ) -> float | None:
+        run = self._run(backend, concurrency, arm) if run is None else run
+        cells = [cell for cell in self._find(backend, concurrency, arm) if cell.get("run", 0) == run]
+        values = [found for cell in cells if (found := value(cell)) is not None]
         return statistics.median(values) if values else None
 
     def interval(self, backend: str, concurrency: int, arm: str) -> float | None:
         """Median milliseconds from launch to launch at exactly this concurrency, of rounds with zero steps."""
-        return self._median(backend, concurrency, arm, lambda cell: cell["intervalMs"].get("0", {}).get("p50"))
+        return self._median(backend, concurrency, arm, interval_of)
 
     def rate(self, backend: str, concurrency: int, arm: str) -> float | None:
-        return self._median(backend, concurrency, arm, lambda cell: cell["tokensPerSecond"])
+        return self._median(backend, concurrency, arm, rate_of)
 
     def interval_ratio(self, backend: str, concurrency: int, arm: str) -> float | None:
-        return divide(self.interval(backend, concurrency, arm), self.interval(backend, concurrency, "plain"))
+        return self._ratio(backend, concurrency, arm, interval_of)
 
     def rate_ratio(self, backend: str, concurrency: int, arm: str) -> float | None:
-        return divide(self.rate(backend, concurrency, arm), self.rate(backend, concurrency, "plain"))
+        return self._ratio(backend, concurrency, arm, rate_of)
+
+    def _ratio(self, backend: str, concurrency: int, arm: str, value: Callable[[Cell], float | None]) -> float | None:
+        run = self._run(backend, concurrency, arm)
+        plain = self._median(backend, concurrency, "plain", value, run)
+        return divide(self._median(backend, concurrency, arm, value, run), plain)
+
+
+def interval_of(cell: Cell) -> float | None:
+    found: float | None = cell["intervalMs"].get("0", {}).get("p50")
+    return found
+
+
+def rate_of(cell: Cell) -> float | None:
+    found: float | None = cell["tokensPerSecond"]
+    return found
 
 
 def divide(value: float | None, by: float | None) -> float | None:
@@ -105,25 +129,23 @@ def targets_of(raw: dict[str, Any], cells: Cells) -> list[Target]:
     return targets
 
 
-def merged(raws: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The parts as one. What a later part measured again, it measured with a newer plugin, and replaces. The report of the server
-    that started alone is that of the part with the trained pair."""
-    first = raws[0]
-    lists = {name: [each for raw in raws for each in raw[name]] for name in LISTS}
-
-    def place(cell: Cell) -> tuple[Any, ...]:
-        return cell["backend"], cell["concurrency"], cell["arm"] == "stock"
-
-    newest = {place(cell): number for number, raw in enumerate(raws) for cell in raw["cells"]}
-    lists["cells"] = [
-        cell for number, raw in enumerate(raws) for cell in raw["cells"] if newest[place(cell)] == number
-    ]
+def merged(raws: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> dict[str, Any]:
+    """The parts as one, oldest first. What a later part asked the same server, it asked a newer plugin, and replaces. `names`, of
+    the parts, stand before their problems. The report of the server that started alone is that of the part which has one."""
+    lists: dict[str, list[Any]] = {name: [] for name in LISTS}
+    for number, raw in enumerate(raws):
+        lists["cells"] += [{**cell, "run": number} for cell in raw["cells"]]
+        for name in ("proposals", "acceptance"):
+            servers = {result["server"] for result in raw[name]}
+            lists[name] = [result for result in lists[name] if result["server"] not in servers] + raw[name]
+        for name in ("leftOut", "problems"):
+            lists[name] += [f"{names[number]}: {each}" if names else each for each in raw[name]]
     alone: dict[str, Any] = {}
     for raw in raws:
         if raw["acceptance"]:
-            alone = raw["reports"].get("ours-fa3", {}).get("atStart", {})
-    two_gpus: dict[str, Any] = next((raw["twoGpus"] for raw in raws if raw.get("twoGpus")), {})
-    return {**first, **lists, "alone": alone, "twoGpus": two_gpus}
+            alone = raw["reports"].get("ours-fa3", {}).get("atStart", {}) or alone
+    two_gpus: dict[str, Any] = next((raw["twoGpus"] for raw in raws[::-1] if raw.get("twoGpus")), {})
+    return {**raws[0], **lists, "alone": alone, "twoGpus": two_gpus}
 
 
 def proposals_share(raw: dict[str, Any], turn: str) -> float | None:
@@ -229,7 +251,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the results; that of the raw file if left out")
     options = parser.parse_args()
     out = options.out or options.raw[0].parent
-    raw = merged([json.loads(path.read_text()) for path in options.raw])
+    raw = merged([json.loads(path.read_text()) for path in options.raw], [path.name for path in options.raw])
     cells = Cells(raw["cells"])
     targets = targets_of(raw, cells)
     write_summary(out / "summary.json", targets)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import statistics
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import numpy
 import pytest
 
-from benchmarks.engine.report import Rates, targets_of
+from benchmarks.engine.drive import ladder_of, steps_of_rule
+from benchmarks.engine.report import ENOUGH_PREFILLS, FIXED, Rates, ratio_over_passes, targets_of
 from benchmarks.gpu import attention, digest
 from benchmarks.gpu.probe import ControlFile, ControlReader
 from benchmarks.gpu.rounds import FIELDS, Kind, RoundWriter, read_rounds
@@ -97,11 +100,13 @@ def test_controls_reach_the_engine_at_its_next_look(tmp_path: Path) -> None:
 # ---- targets -------------------------------------------------------------------------------------------------------------------
 
 
-def cell(arm: str, rate: float, profile: str = "healthy", order: str = "rising", switches: int = 0) -> dict[str, Any]:
+def cell(
+    arm: str, rate: float, profile: str = "healthy", order: str = "rising", switches: int = 0, number: int = 1
+) -> dict[str, Any]:
     return {
         "server": "ours", "arm": arm, "concurrency": 10, "profile": profile, "order": order, "expectedPerSecond": rate,
         "seconds": 2.0, "switches": switches, "decodeSeconds": 1.0, "decodeTokens": rate, "prefillSeconds": 0.0,
-        "prefilledRequests": 0,
+        "prefilledRequests": 0, "pass": number,
     }  # fmt: skip
 
 
@@ -120,9 +125,85 @@ def test_a_window_with_more_prefills_than_its_share_is_no_slower() -> None:
     assert rates.rate("fixed-1", 10, "healthy") == rates.rate("fixed-2", 10, "healthy") == pytest.approx(101 / (1.0 + 0.1))
 
 
+def test_the_best_fixed_arm_is_chosen_by_the_other_pass_and_compared_in_this_one() -> None:
+    fixed = {"fixed-1": {1: 120.0, 2: 80.0}, "fixed-2": {1: 110.0, 2: 100.0}}
+    # Pass 2 chooses fixed-2 for pass 1, pass 1 chooses fixed-1 for pass 2.
+    expected = statistics.geometric_mean([99 / 110, 100 / 80])
+    assert ratio_over_passes({1: 99.0, 2: 100.0}, fixed) == pytest.approx(expected)
+
+
+def test_a_pass_alone_is_compared_with_its_best() -> None:
+    assert ratio_over_passes({1: 99.0}, {"fixed-1": {1: 120.0}, "fixed-2": {1: 110.0, 2: 200.0}}) == pytest.approx(99 / 120)
+
+
+def test_an_arm_that_lacks_a_pass_is_not_compared() -> None:
+    assert ratio_over_passes({1: 99.0, 2: 99.0}, {"fixed-1": {1: 120.0}, "fixed-2": {1: 110.0, 2: 110.0}}) == pytest.approx(0.9)
+    assert ratio_over_passes({1: 99.0, 2: 99.0}, {"fixed-1": {1: 120.0}}) is None
+    assert ratio_over_passes({}, {"fixed-1": {1: 120.0}}) is None
+
+
+def test_noise_alone_is_no_loss() -> None:
+    """Equal arms, each window off by chance: their best is above ours, and the one that another pass chose is not."""
+    chance = random.Random(1)
+    arms = (*FIXED, "measured", "measured")
+    by_best, by_passes = [], []
+    for _ in range(400):
+        cells = [cell(arm, 100 * chance.gauss(1, 0.14), number=number) for number in (1, 2) for arm in arms]
+        rates = Rates(cells, 1_000_000)
+        by_best.append(rates.ratio_to_highest(10, "healthy") or 0.0)
+        by_passes.append(rates.ratio(10, "healthy") or 0.0)
+    assert statistics.geometric_mean(by_best) == pytest.approx(0.9, abs=0.02)
+    assert statistics.geometric_mean(by_passes) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_host_that_is_slower_in_one_pass_changes_no_ratio() -> None:
+    arms = {"plain": 80.0, "fixed-1": 100.0, "fixed-2": 90.0, "static-3": 70.0, "measured": 98.0}
+    cells = [cell(arm, rate * speed, number=number) for number, speed in ((1, 1.0), (2, 0.6)) for arm, rate in arms.items()]
+    rates = Rates([*cells, cell("fixed-0", 81), cell("fixed-0", 49, number=2)], 1_000_000)
+    assert rates.ratio(10, "healthy") == pytest.approx(0.98)
+    assert rates.ratio_to_plain(10, "healthy") == pytest.approx(98 / 80, rel=1e-4)
+    assert rates.ratio_to_own(10, "healthy") == pytest.approx(0.98)
+
+
+def test_prefills_are_of_the_pass_where_each_server_has_enough_of_them() -> None:
+    def pass_of(number: int, seconds: float, plain_prefills: int) -> list[dict[str, Any]]:
+        common = {"prefillSeconds": seconds * ENOUGH_PREFILLS, "prefilledRequests": ENOUGH_PREFILLS}
+        plain = {"server": "plain", "prefillSeconds": seconds * plain_prefills, "prefilledRequests": plain_prefills}
+        return [{**cell("measured", 100, number=number), **common}, {**cell("plain", 100, number=number), **plain}]
+
+    many = Rates([*pass_of(1, 0.1, ENOUGH_PREFILLS), *pass_of(2, 0.3, ENOUGH_PREFILLS)], 101)
+    assert many.rates_by_pass("measured", 10, "healthy") == {1: pytest.approx(101 / 1.1), 2: pytest.approx(101 / 1.3)}
+    few = Rates([*pass_of(1, 0.1, ENOUGH_PREFILLS), *pass_of(2, 0.3, ENOUGH_PREFILLS - 1)], 101)
+    assert few.rates_by_pass("measured", 10, "healthy") == {1: pytest.approx(101 / 1.1), 2: pytest.approx(101 / 1.2)}
+
+
+def test_through_a_change_one_fixed_count_of_the_same_load_is_chosen_before_and_compared_after() -> None:
+    ours = [cell("changing", rate, profile, f"change {half}") for half, (rate, profile) in enumerate(
+        ((100, "healthy"), (60, "poor"), (100, "healthy"))
+    )]  # fmt: skip
+    fixed = [
+        cell(arm, rate * speed, profile, "change fixed", number=number)
+        for number, speed in ((1, 1.0), (2, 0.9))
+        for arm, profile, rate in (("fixed-3", "healthy", 110), ("fixed-3", "poor", 40), ("fixed-1", "healthy", 90),
+                                   ("fixed-1", "poor", 70), ("fixed-2", "healthy", 900))
+    ]  # fmt: skip
+    expected = statistics.geometric_mean([260 / 260, 260 / (0.9 * 260)])
+    assert Rates([*ours, *fixed], 1_000_000).ratio_through_change(10) == pytest.approx(expected, rel=1e-4)
+
+
+def test_fixed_arms_run_upwards_in_one_pass_and_downwards_in_the_next() -> None:
+    assert [ladder_of(number) for number in (1, 2, 3)] == [(0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 2, 3)]
+
+
+def test_the_rule_stands_where_most_of_its_last_rounds_were() -> None:
+    probed = [*steady(2, 1, 20, 0.01, 1), *steady(3, 1, 8, 0.01, 1, start=0.2)]
+    assert steps_of_rule(records(*steady(0, 1, 30, 0.01, 1, start=-0.5), *probed)) == 2
+    assert steps_of_rule(records(*probed)[:0]) == 3
+
+
 def test_a_target_that_was_not_measured_is_missed() -> None:
     targets = targets_of(Rates([], 256), [])
-    assert len(targets) == 11
+    assert len(targets) == 12
     assert {each.met for each in targets} == {False}
 
 

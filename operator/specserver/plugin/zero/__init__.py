@@ -6,8 +6,9 @@ target's decode graph and the ordinary sampler, without an adaptive state of its
 
 dialect.py   what differs between SGLang's versions
 fit.py       which engines, drafts and rounds this fits, and why not the others
-graphs.py    the decode graphs, captured beside the verify graphs; the graphs of the KV-only write
+graphs.py    the decode graphs, captured beside the verify graphs
 draft_kv.py  the KV-only write: keeps the draft's K and V warm through zero rounds
+draft_kv_graphs.py  its graphs, on a stream of their own
 round.py     one round
 prompt.py    a prompt in a zero phase
 step.py      when a round is plain, when it is a bridge back, what is counted

@@ -125,24 +125,23 @@ class PlainDecode:
             for name in ("seq_lens", "seq_lens_cpu", "seq_lens_sum"):  # an extend wants the lengths before, and the new slots
                 setattr(batch, name, saved[name])
             result.accept_lens = _ones(requests, batch.device)
+            if self.graphs is not None:
+                self.graphs.join_draft_kv()
             self._extend_draft(batch, result)
         return result
 
     def _write_draft_kv(self, tokens: Any, forward_batch: Any, output: Any) -> None:
+        inputs = tokens, forward_batch.positions, output.logits_output.hidden_states, forward_batch.out_cache_loc
         graphs = self.graphs
         if graphs is not None and graphs.draft_kv is not None and output.can_run_graph:
             assert graphs.runner is not None
-            graphs.draft_kv.replay(graphs.runner._replay_graph_key, tokens)
+            graphs.draft_kv.replay(graphs.runner._replay_graph_key, *inputs)
             return
+        if graphs is not None:
+            graphs.join_draft_kv()
         draft_worker = self.worker._draft_worker
         with self.dialect.draft_context(draft_worker):
-            write_draft_kv(
-                draft_worker.draft_runner,
-                tokens,
-                forward_batch.positions,
-                output.logits_output.hidden_states,
-                forward_batch.out_cache_loc,
-            )
+            write_draft_kv(draft_worker.draft_runner, *inputs)
 
     def _extend_draft(self, batch: Any, result: Any) -> None:
         """SGLang's extend after a verify round, for one token a request instead of the draft's width, and without its graph."""

@@ -156,6 +156,11 @@ class ZeroStep:
         self._count(Outcome.PROMPT)
         return draft_input
 
+    def prepare_stock_round(self) -> None:
+        """Before SGLang runs a round, or reads a prompt."""
+        if self._graphs is not None:
+            self._graphs.join_draft_kv()
+
     def note_stock_round(self, batch: Any, result: Any) -> None:
         """After a round that SGLang ran: a decode round has made every running request's proposal fresh."""
         if self._behind and not _is_other(batch):

@@ -26,8 +26,6 @@ _EAGLE_UTILS = "sglang.srt.speculative.eagle_utils"
 _RELAY = "sglang.srt.managers.overlap_utils"
 _MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPH_RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner"
-_GRAPH_BACKEND = "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend"
-_GRAPH_BUFFERS = "sglang.srt.model_executor.cuda_graph_buffer_registry"
 
 GRAPHS = Target(_WORKER, "EAGLEWorkerV2.init_cuda_graphs", ("self",))
 ROUND = Target(
@@ -94,16 +92,6 @@ CALLED = (
     ),
     Target(_GRAPH_RUNNER, "DecodeCudaGraphRunner.get_spec_info", ("self", "num_tokens")),
     Target(_GRAPH_RUNNER, "DecodeCudaGraphRunner.capture_prepare", ("self", "size", "stream_idx", "num_tokens")),
-    Target("sglang.srt.model_executor.runner_backend.utils", "resolve_decode_backend", ("cuda_graph_runner",)),
-    Target(_GRAPH_BACKEND, "FullCudaGraphBackend.capture_session", ("self", "stream")),
-    Target(
-        _GRAPH_BACKEND,
-        "FullCudaGraphBackend.capture_one",
-        ("self", "shape_key", "forward_fn", "capture_inputs", "post_warmup_hook"),
-    ),
-    Target(_GRAPH_BACKEND, "FullCudaGraphBackend.replay", ("self", "shape_key", "static_forward_batch", "**kwargs")),
-    Target(_GRAPH_BUFFERS, "CudaGraphBufferRegistry.get_slot", ("self", "name")),
-    Target(_GRAPH_BUFFERS, "GraphSlot.slice_for", ("self", "padded_bs", "padded_num_tokens")),
     Target("sglang.srt.distributed.parallel_state", "graph_capture", ("stream",)),
     Target(_EAGLE_UTILS, "_eagle_prefill_tail_tokens", ("batch", "next_token_ids")),
     Target(_EAGLE_UTILS, "get_draft_recurrent_hidden_state_spec", ("model_runner",)),
@@ -140,6 +128,7 @@ class ZeroHooks:
         named = {**dict(zip(_ROUND_FURTHER, args, strict=False)), **kwargs}
         result = step.run_round(batch, named.get("on_publish"), named.get("grammar_barrier"))
         if result is None:
+            step.prepare_stock_round()
             result = original(worker, batch, *args, **kwargs)
             step.note_stock_round(batch, result)
         return result
