@@ -89,7 +89,7 @@ class Measured:
         self.cost = Cost(profile)
         self._now = 0.0
         self._external: float | None = None
-        self._decided_at = 0.0
+        self._decided, self._decided_at = 0, 0.0
         # the last evaluation
         self._ladder: tuple[int, ...] = ()
         self._goodput: list[float] = []
@@ -145,13 +145,15 @@ class Measured:
         self._compare(result, seconds)
 
     def _compare(self, result: Round, seconds: float) -> None:
-        """Realised goodput, beside what plain decode is predicted to give at this batch."""
+        """Realised goodput, beside what plain decode is predicted to give at this batch. What somebody else forces on the engine
+        is not the rule's to answer for."""
         rows = len(result.correct_drafts)
         length = 1.0 + sum(result.correct_drafts) / rows if rows and result.steps else 1.0
         realised = result.running * length / seconds
         self.realised_goodput += GUARD_RATE * (realised - self.realised_goodput)
         near = self._goodput and abs(result.running - self._ahead) <= 0.1 * self._ahead
-        if not near or not result.steps or result.steps not in self._ladder:
+        own = result.steps == self._decided and self._now - self._decided_at <= STANDSTILL_SECONDS
+        if not near or not own or not result.steps or result.steps not in self._ladder:
             self._guard, self._guard_rounds = 1.0, 0
             return
         plain = self._goodput[0] * result.running
@@ -172,7 +174,7 @@ class Measured:
         load = (observation.running, observation.queued)
         if now - self._decided_at > STANDSTILL_SECONDS or load != self._load:
             self._progress_at = now  # no turn at all is no turn without a result, and prefill is progress
-        self._decided_at, self._load = now, load
+        self._decided, self._decided_at, self._load = steps or 0, now, load
         # 1. Nothing runs: nothing to decide.
         if observation.running <= 0 and observation.queued <= 0 and steps is not None:
             self._progress_at = now

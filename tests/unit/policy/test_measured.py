@@ -238,6 +238,27 @@ def test_goodput_below_plain_decode_s_means_plain_decode_for_longer_each_time() 
     assert holds[1] > 1.5 * holds[0]
 
 
+@pytest.mark.parametrize("by_table", [False, True])
+def test_goodput_below_plain_decode_s_counts_only_under_the_rule_s_own_steps(by_table: bool) -> None:
+    """Where 2 steps are forced, or a table's, and bad: that says nothing of the 3 that the rule would run."""
+    play = Play()
+    assert play.turns(400, 4).steps == 3
+    if by_table:
+        play.decider.set_policy(replace(STEADY, strategy="Table", table=((0, 2),)))
+    else:
+        play.decider.force(2, math.inf)
+    for number in range(400):
+        play.decide(4)
+        slow = 20 if number % 3 else 1
+        play.now += slow * seconds(2, 4)
+        play.decider.record(replace(rounds_of(2, 4, 0, slow * seconds(2, 4)), correct_drafts=[2, 1, 2, 1]), play.now)
+    play.decider.set_policy(STEADY)
+    play.decider.clear_force()
+    assert play.decide(4).steps != 0
+    assert Reason.BELOW_PREDICTION not in play.reasons
+    assert 0 not in [decision.decided_steps for decision in play.history]
+
+
 @pytest.mark.parametrize("took", [math.nan, math.inf, -math.inf, 0.0, -5.0, None], ids=repr)
 def test_what_is_no_duration_changes_nothing(took: float | None) -> None:
     play = Play()
