@@ -79,14 +79,14 @@ async def test_it_ends_when_told_though_it_still_waits(own: OperatorProcess) -> 
     await launch(own)
     began = time.monotonic()
     assert await own.stop() == 0
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10.0
 
 
 async def test_a_running_one_ends_soon(world: World) -> None:
     await world.create_ready()
     began = time.monotonic()
     assert await world.operator.stop() == 0
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10.0
 
 
 async def test_it_leaves_other_namespaces_alone(

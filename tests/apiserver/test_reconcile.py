@@ -92,7 +92,7 @@ async def test_drift_is_repaired(world: World, kind: str, name: str, edit: list[
     async def is_back() -> bool:
         return bool(look(await world.api.get(kind, world.namespace, name)) == before)
 
-    await eventually(is_back, f"{kind} as it was", within_seconds=5)
+    await eventually(is_back, f"{kind} as it was")
     event = await world.wait_event("DriftRepaired")
     assert (event["type"], event["message"]) == (
         "Warning", f"{kind} {name} was changed, last by somebody; it is as it should be again",
@@ -109,7 +109,7 @@ async def test_a_deleted_object_comes_back(world: World, kind: str, name: str) -
         found = await world.api.find(kind, world.namespace, name)
         return found is not None and found["metadata"]["uid"] != uid
 
-    await eventually(is_back, f"a new {kind}", within_seconds=5)
+    await eventually(is_back, f"a new {kind}")
     await world.wait_condition("Ready", "True")
 
 
@@ -117,7 +117,7 @@ async def test_replicas_changed_by_hand_are_put_right(world: World) -> None:
     await world.create_ready()
     await world.wait_still()
     await world.kubectl("scale", "deployment/chat", "--replicas=1")
-    await eventually(lambda: _replicas(world, 2), "two replicas again", within_seconds=5)
+    await eventually(lambda: _replicas(world, 2), "two replicas again")
     assert managers_of(await world.deployment(), ("spec", "replicas")) == {("specserver-replicas", "Apply")}
     told = await world.wait_event("DriftRepaired")
     assert told["message"] == "Deployment chat was changed, last by kubectl; it is as it should be again"

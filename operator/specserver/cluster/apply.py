@@ -58,8 +58,9 @@ class Applier:
         return answer
 
     def take_drifts(self, namespace: str, server: str) -> list[Drift]:
-        """What was put right since the last time among the objects of a server."""
-        return [drift for name in _object_names(server) for drift in self._drifts.pop((namespace, name), [])]
+        """What was put right since the last time among the objects of a server: an object with two field managers once."""
+        found = [drift for name in _object_names(server) for drift in self._drifts.pop((namespace, name), [])]
+        return list(dict.fromkeys(found))
 
     def forget(self, namespace: str, server: str) -> None:
         """Drops what is remembered of a server that is gone."""

@@ -76,6 +76,14 @@ async def test_what_differs_is_applied(why: str) -> None:
     assert applier.take_drifts("ns", "chat") == [], "told once"
 
 
+async def test_an_object_with_two_managers_that_is_gone_is_one_drift() -> None:
+    applier = Applier(MemoryCluster())
+    for seen in (None, None):
+        for manager in ("m", "other"):
+            await applier.apply(SERVICE, seen, field_manager=manager)
+    assert applier.take_drifts("ns", "chat") == [Drift("Service", "chat", "")]
+
+
 async def test_a_server_that_is_gone_is_forgotten() -> None:
     cluster = MemoryCluster()
     applier = Applier(cluster)

