@@ -9,14 +9,14 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.world import KIND, World
+from tests.apiserver.world import KIND, MARKS, World
 from tests.fakes.kubelet import Behaviour
 from tests.fakes.proxy import Answer, Call, Cut, Fault, FaultyApi, Hang
 from tests.waiting import eventually
@@ -259,3 +259,53 @@ async def test_status_of_a_thousand_faults_stays_small(world: World, front: Faul
 async def test_it_is_all_in_order_after_an_api_server_that_hung(world: World, front: FaultyApi) -> None:
     """The last one: streams that were opened meanwhile hang on for a minute, and what comes is noticed without them."""
     await live_through(world, front, when(every, Hang()))
+
+
+# ---- killed at every write ----------------------------------------------------------------------------------------------
+
+
+async def roll(world: World) -> None:
+    await world.change(engine={"image": "engine:2"})
+
+
+async def scale_up(world: World) -> None:
+    await world.change(replicas=3)
+
+
+@pytest.mark.parametrize(("story", "replicas", "pods"), [(roll, 2, 4), (scale_up, 3, 3)])
+async def test_killed_at_every_write_it_gets_there(
+    world: World, front: FaultyApi, story: Callable[[World], Awaitable[None]], replicas: int, pods: int
+) -> None:
+    """Each life ends with -9 when the API server has taken its first write, before it learns of that; the next one has what is on
+    the objects alone. `pods`: as many as a story without deaths would ever have."""
+    await world.create_ready()
+    uids, deaths = await world.pod_uids(), list[str]()
+
+    async def die(call: Call, status: int) -> None:
+        if call.writes and not call.dry_run and status < 300:
+            deaths.append(f"{call.method} {call.path.rpartition('/namespaces/')[2]}")
+            await world.operator.kill()
+
+    async def is_done() -> bool:
+        if not world.operator.running:
+            await world.operator.launch()
+        uids.update(await world.pod_uids())
+        assert await world.receiving(), f"nobody serves after {deaths}"
+        made = [pod for pod in await world.pods() if story is scale_up or pod["spec"]["containers"][0]["image"] == "engine:2"]
+        condition = await world.condition("Ready")
+        current = condition["observedGeneration"] == (await world.read())["metadata"]["generation"]
+        return len(made) == replicas and current and condition["status"] == "True"
+
+    front.answered = die
+    await story(world)
+    await eventually(is_done, lambda: f"the end of the story; deaths: {deaths}", within_seconds=200)
+    front.heal()
+    if not world.operator.running:
+        await world.operator.start()
+    await world.wait_condition("PolicyApplied", "True", says=f"in force in {replicas} replicas", within_seconds=30)
+    await world.wait_still()
+    assert len(deaths) > 5
+    assert len(uids) == pods, deaths
+    assert [pod for pod in await world.pods() if set(MARKS) & pod["metadata"].get("annotations", {}).keys()] == []
+    told = [(event["reason"], event["message"]) for event in await world.events("DrainStarted", "ScaledUp")]
+    assert len(told) == len(set(told)) == (2 if story is roll else 1), deaths

@@ -3,7 +3,8 @@
     async with FaultyApi(kubeconfig) as front:
         operator = OperatorProcess(front.write_kubeconfig(path), …)
         front.fault = lambda call: Answer(500) if call.writes else None
-        front.silent = True          # open watches stay open and carry nothing
+        front.answered = …           # a request has been served, and the operator does not know yet
+    front.silent = True          # open watches stay open and carry nothing
         await front.end_watches(gone=True)
 
 Plain HTTP towards the operator; what is not meddled with goes through as it is, the operator's own credentials included.
@@ -15,7 +16,7 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,7 @@ class Call:
     method: str
     path: str
     watch: bool
+    dry_run: bool = False
 
     @property
     def writes(self) -> bool:
@@ -69,6 +71,9 @@ class Cut:
 Fault = Answer | Hang | Cut
 
 
+async def _nothing(_call: Call, _status: int) -> None: ...
+
+
 class FaultyApi:
     """The front. `fault` is asked for each request; None lets it through."""
 
@@ -78,6 +83,8 @@ class FaultyApi:
         self._target: str = cluster["server"]
         self._ssl = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
         self.fault: Callable[[Call], Fault | None] = lambda _call: None
+        self.answered: Callable[[Call, int], Awaitable[None]] = _nothing
+        """Called with each request that the API server has answered, and the status, before the operator learns of it."""
         self.silent = False
         self.hits = 0
         """Requests that met a fault, and events of watches that were swallowed."""
@@ -106,7 +113,7 @@ class FaultyApi:
         return path
 
     def heal(self) -> None:
-        self.fault, self.silent = lambda _call: None, False
+        self.fault, self.answered, self.silent = lambda _call: None, _nothing, False
 
     async def end_watches(self, *, gone: bool = False) -> None:
         """Ends all open watches, with a 410 as their last word or with none."""
@@ -116,7 +123,7 @@ class FaultyApi:
             task.cancel()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        call = Call(request.method, request.path, "watch" in request.query)
+        call = Call(request.method, request.path, "watch" in request.query, "dryRun" in request.query)
         fault = self.fault(call)
         if fault is not None:
             self.hits += 1
@@ -129,7 +136,9 @@ class FaultyApi:
         ) as upstream:  # fmt: skip
             if not (call.watch and upstream.status == 200):
                 passed = {name: value for name, value in upstream.headers.items() if name in ("Content-Type", "Retry-After")}
-                return web.Response(status=upstream.status, headers=passed, body=await upstream.read())
+                body = await upstream.read()
+                await self.answered(call, upstream.status)
+                return web.Response(status=upstream.status, headers=passed, body=body)
             response = web.StreamResponse(headers={"Content-Type": "application/json"})
             await response.prepare(request)
             task = asyncio.create_task(self._pass_on(upstream, response))
