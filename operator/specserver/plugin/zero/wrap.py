@@ -93,6 +93,8 @@ CALLED = (
     Target(_GRAPH_RUNNER, "DecodeCudaGraphRunner.get_spec_info", ("self", "num_tokens")),
     Target(_GRAPH_RUNNER, "DecodeCudaGraphRunner.capture_prepare", ("self", "size", "stream_idx", "num_tokens")),
     Target("sglang.srt.distributed.parallel_state", "graph_capture", ("stream",)),
+    Target("sglang.srt.runtime_context", "get_memory", ()),
+    Target("sglang.srt.runtime_context", "get_spec", ()),
     Target(_EAGLE_UTILS, "_eagle_prefill_tail_tokens", ("batch", "next_token_ids")),
     Target(_EAGLE_UTILS, "get_draft_recurrent_hidden_state_spec", ("model_runner",)),
     Target(
