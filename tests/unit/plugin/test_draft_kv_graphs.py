@@ -14,7 +14,7 @@ import pytest
 
 from specserver.plugin.zero import graphs, step
 from specserver.plugin.zero.dialect import Dialect
-from specserver.plugin.zero.draft_kv_graphs import DraftKvGraphs, Inputs
+from specserver.plugin.zero.draft_kv_graphs import DraftKvGraphs, Inputs, _other_stream
 from specserver.plugin.zero.wrap import ZeroHooks
 
 
@@ -137,3 +137,44 @@ def test_before_sglang_reads_the_draft_s_pool_all_is_written(streams: Streams) -
     hooks = ZeroHooks("0.5.23", lambda _worker: None, lambda: True)
     hooks.round(lambda *_: streams.note("SGLang's round"), worker, SimpleNamespace())
     assert streams.queue[-2:] == ["forward: waits for the writes", "forward: SGLang's round"]
+
+
+def test_its_stream_is_none_that_the_decode_graphs_use(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch hands out the same few streams again and again."""
+    drawn = iter(["captured on", "named", "the draft's", "the target's", "free"])
+    monkeypatch.setattr(sys.modules["torch"].cuda, "Stream", lambda: next(drawn), raising=False)
+    context: Any = ModuleType("sglang.srt.runtime_context")
+    context.get_resources = lambda: SimpleNamespace(streams={"alt": "named"})
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+
+    def runner(alt: str) -> SimpleNamespace:
+        return SimpleNamespace(token_to_kv_pool=SimpleNamespace(alt_stream=alt))
+
+    decode = SimpleNamespace(stream="captured on", model_runner=runner("the target's"))
+    assert _other_stream(runner("the draft's"), decode) == "free"
+
+
+def test_without_its_graphs_zero_rounds_are_plain_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("not currently recording")
+
+    @contextmanager
+    def context(_worker: Any) -> Iterator[None]:
+        yield
+
+    decode = SimpleNamespace(backend=FullCudaGraphBackend(), capture_bs=[1, 2])
+    monkeypatch.setattr(graphs, "_free_bytes", lambda: 0)
+    monkeypatch.setattr(graphs, "_build_attention", lambda _target: "attention")
+    monkeypatch.setattr(graphs, "_build_decode_runner", lambda *_: decode)
+    monkeypatch.setattr(graphs, "capture_draft_kv", fail)
+    target = SimpleNamespace(decode_cuda_graph_runner=object())
+    worker = SimpleNamespace(
+        _target_worker=SimpleNamespace(model_runner=target), _draft_worker=SimpleNamespace(draft_runner=None)
+    )
+    dialect: Any = SimpleNamespace(draft_context=context)
+    built = graphs.build_graphs(worker, dialect, draft_kv=True)
+    assert (built.runner, built.draft_kv, built.report()["draftKvGraphs"]) == (decode, None, 0)
+
+
+class FullCudaGraphBackend:
+    """Known by its name."""

@@ -11,8 +11,8 @@ Running beside the next round forbids to share with it:
   mix: there the graphs run on the forward's stream, in order;
 - cuBLAS' scratch memory, which belongs to the stream of capture.
 
-In order, too, where SGLang copies the draft's KV pool to the host by a stream of its own (hierarchical cache, LMCache): that one
-waits for the forward's stream alone.
+In order, too, where SGLang copies the draft's KV pool to the host by a stream of its own (hierarchical cache and its kind): that
+one waits for the forward's stream alone.
 
 Whoever reads or writes the draft's KV pool on the forward's stream calls `join` first.
 """
@@ -23,6 +23,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserver.plugin.zero.draft_kv import write_draft_kv
+
+_STREAMS_OF_TORCH = 64
+"""More than it hands out before it begins again."""
 
 
 class DraftKvGraphs:
@@ -43,14 +46,14 @@ class DraftKvGraphs:
             self._inputs.load(tokens, positions, locations, padded=key.size)
             self._graphs[key].replay()
             return
+        for used in (tokens, positions, locations):
+            used.record_stream(self._aside)  # else their memory could be given to the next round while it is read here
+        self._pending = True
         self._aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._aside):
             self._inputs.load(tokens, positions, locations, padded=key.size)
             self._graphs[key].replay()
             self._done.record()
-        for used in (tokens, positions, locations):
-            used.record_stream(self._aside)  # else their memory could be given to the next round while it is read here
-        self._pending = True
 
     def join(self) -> None:
         """What is queued from now on runs after all writes."""
@@ -85,34 +88,49 @@ class Inputs:
 def capture_draft_kv(draft: Any, runner: Any) -> DraftKvGraphs:
     """For each decode graph of `runner`. In the draft's tensor-parallel context."""
     import torch
+    from sglang.srt.distributed.device_communicators.pynccl_allocator import set_graph_pool_id
     from sglang.srt.distributed.parallel_state import graph_capture
     from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
-    from sglang.srt.runtime_context import get_memory
 
     outputs = runner.backend._outputs
     inputs = Inputs(runner.max_bs, next(iter(outputs.values())).hidden_states)
-    pool, graphs, stream = torch.cuda.graph_pool_handle(), {}, _other_stream(runner.stream)
+    pool, graphs, stream = torch.cuda.graph_pool_handle(), {}, _other_stream(draft, runner)
 
     def write(rows: int) -> None:
         write_draft_kv(
             draft, inputs.tokens[:rows], inputs.positions[:rows], inputs.hidden[:rows], inputs.locations[:rows]
         )
 
-    with torch.no_grad(), model_capture_mode(), graph_capture(stream=stream):
-        for key in sorted(outputs, key=lambda key: -key.size):  # large ones first: the others fit into their memory
-            for _ in range(2):  # kernels are loaded and chosen before anything is recorded
-                write(key.size)
-            graphs[key] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[key], pool=pool, stream=stream):
-                write(key.size)
+    set_graph_pool_id(pool)  # symmetric memory leaves and enters the pool that is being recorded to
+    try:
+        with torch.no_grad(), model_capture_mode(), graph_capture(stream=stream):
+            for key in sorted(outputs, key=lambda key: -key.size):  # large ones first: the others fit into their memory
+                for _ in range(2):  # kernels are loaded and chosen before anything is recorded
+                    write(key.size)
+                graphs[key] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graphs[key], pool=pool, stream=stream):
+                    write(key.size)
+    finally:
+        set_graph_pool_id(runner.backend._pool)
+    return DraftKvGraphs(graphs, inputs, None if _must_keep_order(draft) else stream, torch.cuda.Event())
+
+
+def _must_keep_order(draft: Any) -> bool:
+    from sglang.srt.runtime_context import get_memory
+
     memory = get_memory()
-    in_order = draft.model.model.embed_tokens.tp_size > 1 or memory.enable_hierarchical_cache or memory.enable_lmcache
-    return DraftKvGraphs(graphs, inputs, None if in_order else stream, torch.cuda.Event())
+    copied = memory.enable_hierarchical_cache or memory.enable_lmcache
+    linked = getattr(memory, "enable_unified_cache_external_linker", False)  # not in 0.5.17
+    return bool(draft.model.model.embed_tokens.tp_size > 1 or copied or linked)
 
 
-def _other_stream(taken: Any) -> Any:
-    """torch hands out a few streams in turn."""
+def _other_stream(draft: Any, runner: Any) -> Any:
+    """None that the decode graphs were captured on, or fork to: torch hands out a few dozen streams in turn."""
     import torch
+    from sglang.srt.runtime_context import get_resources
 
-    stream = torch.cuda.Stream()
-    return stream if stream != taken else torch.cuda.Stream()
+    taken = {runner.stream, *get_resources().streams.values()}
+    for one in (draft, runner.model_runner):
+        taken.add(getattr(one.token_to_kv_pool, "alt_stream", None))
+    drawn = (torch.cuda.Stream() for _ in range(_STREAMS_OF_TORCH))
+    return next(stream for stream in drawn if stream not in taken)
