@@ -1,6 +1,6 @@
 """Zero steps on engines of other kinds: a chain without SGLang's adaptive controller, and a tree, which it can't adapt at all.
 
-Between them: EAGLE and EAGLE-3, prompts in chunks, requests that are retracted, no prefix cache.
+Between them: EAGLE and EAGLE-3, prompts in chunks, pages of several tokens, requests that are retracted, no prefix cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONFIGS = {
         Path(),
         "EAGLE",
         adaptive=False,
-        arguments=("--chunked-prefill-size", "8"),
+        arguments=("--chunked-prefill-size", "8", "--page-size", "4"),
         variables={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "40"},
     ),
     "tree": Config(
