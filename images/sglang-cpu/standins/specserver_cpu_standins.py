@@ -4,8 +4,8 @@ SGLang wires speculative decoding on CPUs for its `intel_amx` attention backend 
 AMX. The backend's two attention operators come from the `sgl_kernel` stand-in beside this file and need no AMX, so the answer is
 overridden for the choice of the backend; everything else goes on asking the real CPU.
 
-With pages of several tokens, SGLang looks up a request's last slot with a Triton kernel, which a CPU has none of; its own variant in
-torch takes that place.
+With pages of several tokens, SGLang looks up a request's last slot with a Triton kernel, which a CPU has none of; its own variant
+in torch takes that place.
 """
 
 
