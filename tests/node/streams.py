@@ -1,6 +1,6 @@
 """Streaming requests while pods are replaced and removed: none may fail.
 
-    python -m tests.node.streams 10000
+    PYTHONPATH=operator python -m tests.node.streams 10000
 
 brings up a node of its own, and rolls and scales until so many streams have ended. The node tier does one rollout of it, in the
 story's cluster.

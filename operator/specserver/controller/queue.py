@@ -25,6 +25,9 @@ _LONGEST_BACK_OFF_SECONDS = 15.0
 """Short, so that a server is in order again within 30 s of the end of whatever was wrong."""
 _NEWS_AHEAD_SECONDS = 30.0
 """News go ahead of keys that are late by less than this: news without end must not keep the others from their turn."""
+_ROUTINE_SHARE = 0.5
+"""Of the workers, for keys that nothing happened to. A user's change finds a free worker then, and its hundred exchanges with
+engines compete with fewer."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class WorkQueue:
         self._heap: list[tuple[float, int, Key]] = []
         self._order = itertools.count()
         self._running: dict[Key, float] = {}
+        self._routine: set[Key] = set()
+        self._most_routine = max(1, round(workers * _ROUTINE_SHARE))
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Condition()
@@ -107,6 +112,9 @@ class WorkQueue:
                 outcome = Retry("unforeseen error")
             finally:
                 del self._running[key]
+                if key in self._routine:
+                    self._routine.discard(key)
+                    self._notify()
             self._settle(key, outcome)
 
     def _settle(self, key: Key, outcome: Outcome) -> None:
@@ -138,12 +146,19 @@ class WorkQueue:
                         del self._due[key]
                         self._again.add(key)
                 elif due <= loop.time():
+                    is_routine = due > loop.time() - _NEWS_AHEAD_SECONDS
+                    if is_routine and len(self._routine) >= self._most_routine:
+                        wake_at = due + _NEWS_AHEAD_SECONDS
+                        break
                     heapq.heappop(self._heap)
                     del self._due[key]
+                    if is_routine:
+                        self._routine.add(key)
                     return key
                 else:
+                    wake_at = due
                     break
-            timeout = self._heap[0][0] - loop.time() if self._heap else None
+            timeout = wake_at - loop.time() if self._heap else None
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: it makes a task, and kopf's shutdown waits 5 s for every task that was made since its start.
                 async with self._wake, asyncio.timeout(timeout):

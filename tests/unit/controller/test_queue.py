@@ -214,6 +214,28 @@ async def test_news_go_ahead_of_keys_whose_time_has_come() -> None:
     assert passes[1:] == [A, timers[4], B, *timers[:4]]
 
 
+async def test_half_of_the_workers_are_kept_for_news() -> None:
+    passes: list[Key] = []
+    go_on = asyncio.Event()
+
+    async def reconcile(key: Key) -> Outcome:
+        passes.append(key)
+        await go_on.wait()
+        return Gone()
+
+    timers = [("ns", f"timer-{number}") for number in range(5)]
+    async with running(reconcile, workers=4) as queue:
+        for key in timers:
+            queue.add(key, delay_seconds=0.001)
+        await until(lambda: len(passes) == 2)
+        queue.add(A)
+        queue.add(B)
+        await until(lambda: len(passes) == 4)
+        assert passes[2:] == [A, B], "the other three wait for the first two"
+        go_on.set()
+        await until(lambda: len(passes) == 7)
+
+
 async def test_a_key_that_is_very_late_goes_ahead_of_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "_NEWS_AHEAD_SECONDS", 0.05)
     passes: list[Key] = []
