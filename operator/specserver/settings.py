@@ -18,7 +18,8 @@ class SettingsInvalid(ValueError):
 class Settings:
     """namespaces  those to watch; empty means all
     port        of /healthz, /readyz and /metrics
-    workers     servers that are reconciled at the same time; a pass waits most of its time, for others' answers
+    workers     servers that are reconciled at the same time, half of them at most without news; a pass waits most of its time,
+                for others' answers
     identity    this operator's name in its Lease: the pod's, which a restarted container keeps
     """
 
