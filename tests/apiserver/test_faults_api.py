@@ -300,8 +300,8 @@ async def test_killed_at_every_write_it_gets_there(
     await story(world)
     await eventually(is_done, lambda: f"the end of the story; deaths: {deaths}", within_seconds=200)
     front.heal()
-    if not world.operator.running:
-        await world.operator.start()
+    await world.operator.kill()  # if its last write has not done so yet
+    await world.operator.start()
     await world.wait_condition("PolicyApplied", "True", says=f"in force in {replicas} replicas", within_seconds=30)
     await world.wait_still()
     assert len(deaths) > 5
