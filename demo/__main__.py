@@ -13,11 +13,11 @@ from pathlib import Path
 
 from demo.manifests import NAMESPACE
 from demo.report import HONEST, write_report
-from demo.story import OPERATOR_NAMESPACE, run_story
+from demo.story import OPERATOR_NAMESPACE, run_story, uninstall_operator
 from tests.localcluster import ClusterError, LocalCluster, node_down, node_up
 from tests.localcluster.base import named_context, write_context_kubeconfig
 from tests.localcluster.packages import ensure_packages
-from tests.localcluster.processes import interrupt_once
+from tests.localcluster.processes import interrupt_once, undisturbed
 from tests.localcluster.progress import say
 
 DIRECTORY = Path(__file__).resolve().parent
@@ -53,6 +53,14 @@ def a_cluster(*, keep: bool) -> Iterator[LocalCluster]:
             node_down(node.name)
 
 
+def take_away(cluster: LocalCluster) -> None:
+    """What the story made in a cluster of the user's. The definition stays: others' resources would go with it."""
+    say("taking the demo away")
+    uninstall_operator(cluster)
+    for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
+        cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
+
+
 def main() -> int:
     began = time.monotonic()
     keep = os.environ.get("KEEP", "") not in ("", "0")
@@ -65,8 +73,8 @@ def main() -> int:
                 record = run_story(cluster, cluster.registry)
             finally:
                 if named_context() and not keep:
-                    for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
-                        cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
+                    with undisturbed():
+                        take_away(cluster)
             picture, table = write_report(record, DIRECTORY)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

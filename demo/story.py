@@ -134,16 +134,20 @@ def push_images(registry: str) -> dict[str, str]:
 def install_operator(cluster: LocalCluster, image: str) -> None:
     say("helm install specserver")
     repository, _, digest = image.partition("@")
-    subprocess.run(
-        [
-            str(cluster.helm), f"--kubeconfig={cluster.kubeconfig}", "upgrade", "--install", "specserver",
-            str(ROOT / "charts" / "specserver"), "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
-            "--wait", "--timeout", "120s",
-            "--set", f"image.repository={repository}", "--set", f"image.digest={digest}", "--set", "logFormat=text",
-        ],
-        check=True,
-        stdout=subprocess.DEVNULL,
+    helm(
+        cluster, "upgrade", "--install", "specserver", str(ROOT / "charts" / "specserver"), "--create-namespace",
+        "--wait", "--timeout", "120s",
+        "--set", f"image.repository={repository}", "--set", f"image.digest={digest}", "--set", "logFormat=text",
     )  # fmt: skip
+
+
+def uninstall_operator(cluster: LocalCluster) -> None:
+    helm(cluster, "uninstall", "specserver", "--ignore-not-found")
+
+
+def helm(cluster: LocalCluster, *arguments: str) -> None:
+    common = [f"--kubeconfig={cluster.kubeconfig}", "--namespace", OPERATOR_NAMESPACE]
+    subprocess.run([str(cluster.helm), *arguments, *common], check=True, stdout=subprocess.DEVNULL)
 
 
 def kill_operator(cluster: LocalCluster) -> None:
