@@ -1,18 +1,17 @@
 """CUDA graphs of the zero step: the target's decode, and the draft's KV-only write. Captured once, after SGLang's own.
 
 The decode graphs come from SGLang's own runner: constructed while the model runner says that it does not speculate, it
-captures ordinary decode of one token a request. Three things make it right beside the verify graphs:
+captures ordinary decode of one token a request. Two things make it right beside the verify graphs:
 
 - an attention backend of its own. A captured backend must not be initialised again: that would move the buffers under the
   graphs that read them. Told that there are no draft tokens, this one makes no buffers for verify rounds.
 - the hidden states that the draft wants are among its outputs (mode FULL). They cost no measurable time, so there is no
   second set of graphs without them.
-- SGLang's process-wide input buffers are shared by all runners. Nothing may load another graph's input between the decode
-  replay and the KV-only replay, and nothing does.
 
 The KV-only graphs run on a stream of their own (`draft_kv_graphs.py`): the next round does not wait for them.
 
-On one H200 for an 8B model and 16 batch sizes up to 256: 0.18 GB and 1.6 s for decode, 0.06 GB and 0.06 s for KV-only.
+On one H200 for an 8B model and 16 batch sizes up to 256: 0.18 GB and 1.6 s for decode, 0.06 GB and 0.06 s for KV-only
+(before that had inputs and memory of its own).
 """
 
 from __future__ import annotations
