@@ -55,6 +55,7 @@ def test_parent(sleeper: subprocess.Popen[bytes]) -> None:
 UNDISTURBED = """
 import os, signal, subprocess
 from tests.localcluster.processes import undisturbed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it runs in the background with that signal ignored
 try:
     with undisturbed():
         os.kill(0, signal.SIGINT)  # to the group, as a terminal does
