@@ -56,9 +56,11 @@ def a_cluster(*, keep: bool) -> Iterator[LocalCluster]:
 def take_away(cluster: LocalCluster) -> None:
     """What the story made in a cluster of the user's. The definition stays: others' resources would go with it."""
     say("taking the demo away")
-    uninstall_operator(cluster)
-    for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
-        cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
+    try:
+        uninstall_operator(cluster)
+    finally:  # after it: Helm keeps what it knows of the release in the namespace
+        for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
+            cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
 
 
 def main() -> int:

@@ -26,6 +26,19 @@ async def running(reconcile: Callable[[Key], Awaitable[Outcome]], workers: int =
     await asyncio.gather(task, return_exceptions=True)
 
 
+class Held:
+    """Passes that begin at once and end when the test says so."""
+
+    def __init__(self) -> None:
+        self.passes: list[Key] = []
+        self.go_on = asyncio.Event()
+
+    async def reconcile(self, key: Key) -> Outcome:
+        self.passes.append(key)
+        await self.go_on.wait()
+        return Gone()
+
+
 async def until(check: Callable[[], bool]) -> None:
     await eventually(check, "what the test waits for", within_seconds=3.0)
 
@@ -191,16 +204,10 @@ async def test_the_api_server_says_when_to_come_back() -> None:
 
 
 async def test_news_go_ahead_of_keys_whose_time_has_come() -> None:
-    passes: list[Key] = []
-    go_on = asyncio.Event()
-
-    async def reconcile(key: Key) -> Outcome:
-        passes.append(key)
-        await go_on.wait()
-        return Gone()
-
+    held = Held()
+    passes = held.passes
     timers = [("ns", f"timer-{number}") for number in range(5)]
-    async with running(reconcile, workers=1) as queue:
+    async with running(held.reconcile, workers=1) as queue:
         queue.add(("ns", "first"))
         await until(lambda: len(passes) == 1)
         for key in timers:
@@ -209,22 +216,16 @@ async def test_news_go_ahead_of_keys_whose_time_has_come() -> None:
         queue.add(A)
         queue.add(timers[4])
         queue.add(B)
-        go_on.set()
+        held.go_on.set()
         await until(lambda: len(passes) == 8)
     assert passes[1:] == [A, timers[4], B, *timers[:4]]
 
 
 async def test_half_of_the_workers_are_kept_for_news() -> None:
-    passes: list[Key] = []
-    go_on = asyncio.Event()
-
-    async def reconcile(key: Key) -> Outcome:
-        passes.append(key)
-        await go_on.wait()
-        return Gone()
-
+    held = Held()
+    passes = held.passes
     timers = [("ns", f"timer-{number}") for number in range(5)]
-    async with running(reconcile, workers=4) as queue:
+    async with running(held.reconcile, workers=4) as queue:
         for key in timers:
             queue.add(key, delay_seconds=0.001)
         await until(lambda: len(passes) == 2)
@@ -232,26 +233,20 @@ async def test_half_of_the_workers_are_kept_for_news() -> None:
         queue.add(B)
         await until(lambda: len(passes) == 4)
         assert passes[2:] == [A, B], "the other three wait for the first two"
-        go_on.set()
+        held.go_on.set()
         await until(lambda: len(passes) == 7)
 
 
 async def test_a_key_that_is_very_late_goes_ahead_of_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "_NEWS_AHEAD_SECONDS", 0.05)
-    passes: list[Key] = []
-    go_on = asyncio.Event()
-
-    async def reconcile(key: Key) -> Outcome:
-        passes.append(key)
-        await go_on.wait()
-        return Gone()
-
-    async with running(reconcile, workers=1) as queue:
+    held = Held()
+    passes = held.passes
+    async with running(held.reconcile, workers=1) as queue:
         queue.add(("ns", "first"))
         await until(lambda: len(passes) == 1)
         queue.add(B, delay_seconds=0.001)
         await asyncio.sleep(0.1)
         queue.add(A)
-        go_on.set()
+        held.go_on.set()
         await until(lambda: len(passes) == 3)
     assert passes[1:] == [B, A]

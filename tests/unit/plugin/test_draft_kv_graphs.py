@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from specserver.plugin.zero import graphs, step
-from specserver.plugin.zero.dialect import Dialect
 from specserver.plugin.zero.draft_kv_graphs import DraftKvGraphs, Inputs, _other_stream
 from specserver.plugin.zero.wrap import ZeroHooks
 
@@ -129,7 +128,7 @@ def test_rows_of_no_request_go_to_the_slot_that_nobody_reads(streams: Streams) -
 def test_before_sglang_reads_the_draft_s_pool_all_is_written(streams: Streams) -> None:
     worker = SimpleNamespace()
     zero = step.zero_step_of(worker, "0.5.23")
-    zero._prepared, zero.dialect = True, Dialect("0.5.23")
+    zero._prepared = True
     written = draft_kv(streams, inputs(), aside=True)
     zero._graphs = graphs.Graphs(None, None, written, 0, 0.0, 0.0)
     rows = Rows(1)
