@@ -304,7 +304,9 @@ async def test_killed_at_every_write_it_gets_there(
     await world.operator.start()
     await world.wait_condition("PolicyApplied", "True", says=f"in force in {replicas} replicas", within_seconds=30)
     await world.wait_still()
-    assert len(deaths) > 5
+    where = f" {world.namespace}/"  # how many deaths there are hangs on what a life finds to write first: these are always met
+    met = {death.rpartition(where)[2].partition("/")[0] for death in deaths if where in death}
+    assert {"deployments", "speculativeservers", *(["pods"] if story is roll else [])} <= met, deaths
     assert len(uids) == pods, deaths
     assert [pod for pod in await world.pods() if set(MARKS) & pod["metadata"].get("annotations", {}).keys()] == []
     told = [(event["reason"], event["message"]) for event in await world.events("DrainStarted", "ScaledUp")]
