@@ -206,6 +206,21 @@ async def test_no_more_than_the_most(world: World) -> None:
     assert await replicas(world) == 3
 
 
+async def test_a_stalled_engine_is_named_and_one_is_made_in_its_place(world: World) -> None:
+    """Ready for the kubelet, and it decodes nothing: half a minute later the other one's load is what counts."""
+    await world.create_ready(replicas=None, scaling=scaling())
+    stalled, other = load(world, 0, 10)
+    stalled.queued = 9
+    await world.wait_condition("Ready", "False", "EngineStalled", says=f"pod {min(world.engines)}: ", within_seconds=60)
+    await wait_replicas(world, 3)
+    await world.wait_condition("Ready", "False", "EngineStalled", says="kubectl delete pod")
+    await world.wait_still()
+    assert await replicas(world) == 3, "no second one: it may stall as well"
+    assert len(await world.events("EngineStalled")) == 1
+    stalled.running, stalled.queued, stalled.decode_rate, other.running = 6, 0, 5.0, 6
+    await world.wait_condition("Ready", "True")
+
+
 async def test_from_a_fixed_number_to_scaling_and_back(world: World) -> None:
     await world.create_ready(replicas=1)
     uids = await world.pod_uids()

@@ -55,6 +55,7 @@ class Reason(StrEnum):
     EVICTED = "Evicted"
     STUCK_TERMINATING = "StuckTerminating"
     CONTAINER_NOT_CREATED = "ContainerNotCreated"
+    ENGINE_STALLED = "EngineStalled"
     # Ready and Scheduled: the API server makes no pod
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_SECURITY_REFUSED = "PodSecurityRefused"

@@ -35,7 +35,7 @@ from specserver.controller.sources import LoadSources
 from specserver.controller.workloads import Wanted, Workloads
 from specserver.core.drain import DrainPlan, ReleaseReplica, plan_drain
 from specserver.core.events import Event, plan_drain_events, plan_drift_events, plan_events, plan_rescale_events
-from specserver.core.failures import is_stuck
+from specserver.core.failures import find_stalled, is_stuck
 from specserver.core.observed import EngineUnreachable, Load, LoadUnknown, Observed, Pod
 from specserver.core.readiness import Problem
 from specserver.core.rollout import RolloutPlan, Stand, Target, plan_rollout
@@ -76,6 +76,8 @@ class _Memory:
     look: _LoadLook | None = None
     looking: asyncio.Task[_LoadLook] | None = None
     uids: frozenset[str] = frozenset()
+    stalled: frozenset[str] = frozenset()
+    """UIDs of pods whose engines are stalled, or were when their load was last known."""
     ending_at: float | None = None
     """When a pod was last seen that is ending and will be gone."""
     not_kept: Mapping[str, Any] = field(default_factory=dict)
@@ -181,7 +183,8 @@ class Reconciler:
         if any(pod.terminating and not is_stuck(pod, now) for pod in seen.pods):
             memory.ending_at = now
         expected = memory.ending_at is not None and 0 <= now - memory.ending_at < _PLACE_TAKEN_SECONDS
-        observed = Observed(seen.workload, seen.pods, load, applied.engines, expected)
+        memory.stalled = find_stalled(seen.pods, load, memory.stalled)
+        observed = Observed(seen.workload, _with_stalls(seen.pods, memory.stalled), load, applied.engines, expected)
         tell = self._teller(server, body, now)
         scaling, drain = await self._scale(server, observed, seen, memory, tell, now)
         rollout = RolloutPlan(known=False)
@@ -195,7 +198,7 @@ class Reconciler:
         workload = seen.workload
         if workload is not None and rollout.known:
             workload = replace(workload, current_template_hash=rollout.newest)
-        observed = replace(observed, workload=workload, pods=seen.pods)
+        observed = replace(observed, workload=workload, pods=_with_stalls(seen.pods, memory.stalled))
 
         # 6. What is told.
         status = build_status(
@@ -538,6 +541,10 @@ def _selector(server: SpeculativeServer) -> str:
 
 def _uids(pods: Iterable[Pod]) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods)
+
+
+def _with_stalls(pods: Iterable[Pod], stalled: frozenset[str]) -> tuple[Pod, ...]:
+    return tuple(replace(pod, stalled=pod.uid in stalled) for pod in pods)
 
 
 def _taken(live: Body, server: SpeculativeServer) -> Problem:

@@ -151,8 +151,8 @@ def plan_drain(
 
     # 5. One at a time, and never at the price of the wanted capacity: another replica failed in the meantime, so that one goes.
     victim, *others = sorted(pending, key=lambda pod: (pod.draining_since or 0.0, pod.name))
-    serving = sum(pod.ready and pod.serving and pod.draining_since is None for pod in live)
-    if victim.ready and serving < desired_replicas:
+    serving = sum(pod.works and pod.serving and pod.draining_since is None for pod in live)
+    if victim.works and serving < desired_replicas:
         return DrainPlan(_return(pending), POLL_SECONDS, f"pod {victim.name} is needed while another isn't ready")
     step = watch_drain(victim, load, drain_timeout_seconds, now)
     if step.done:
@@ -242,14 +242,14 @@ def _removal_order(pod: Pod) -> tuple[bool, bool, bool, float, str]:
 
 
 def _victim_order(pod: Pod, load: Load | LoadUnknown) -> tuple[int, bool, float, float, str]:
-    """Least first: not placed, not started, not ready, not in the Service; then by load, where unknown is the greatest. Of those
-    that have not started, one that has failed is before one that may well."""
+    """Least first: not placed, not started, not ready or stalled, not in the Service; then by load, where unknown is the
+    greatest. Of those that have not started, one that has failed is before one that may well."""
     sample = load.of(pod.name) if isinstance(load, Load) else None
     if not pod.scheduled or pod.phase == "Pending":
         rank = 0
     elif not pod.started:
         rank = 1
-    elif not pod.ready:
+    elif not pod.works:
         rank = 2
     elif not pod.serving:
         rank = 3

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserver.api.conditions import Condition, ConditionType, Reason, Status
-from specserver.core.observed import ContainerFailure, Pod, Workload
+from specserver.core.observed import ContainerFailure, Load, LoadUnknown, Pod, Workload
 
 LONGEST_QUOTE = 400
 STUCK_AFTER_SECONDS = 30.0
@@ -65,7 +65,7 @@ def find_trouble(
     stuck = [pod for pod in pods if is_stuck(pod, now)]
     # 1. A pod that fails. It is news even while enough others are ready; one that recovered is not.
     for pod in live:
-        trouble = None if pod.ready else classify_pod(pod, load_deadline_seconds=load_deadline_seconds, now=now)
+        trouble = None if pod.works else classify_pod(pod, load_deadline_seconds=load_deadline_seconds, now=now)
         if trouble is not None:
             return trouble
     # 2. What somebody refused: the API server to make it, a node to run it.
@@ -91,7 +91,13 @@ def find_trouble(
 
 
 def classify_pod(pod: Pod, *, load_deadline_seconds: float, now: float) -> Trouble | None:
-    """What is wrong with a live pod that isn't ready; None where nothing is, or nothing yet."""
+    """What is wrong with a live pod that doesn't work; None where nothing is, or nothing yet."""
+    if pod.ready and pod.stalled:
+        return Trouble(
+            Reason.ENGINE_STALLED,
+            f"pod {pod.name}: requests wait, none runs, and its engine works on nothing: see its log;"
+            f" `kubectl delete pod {pod.name}` has it replaced",
+        )
     if pod.failure is not None:
         classified = classify_failure(pod.failure, load_deadline_seconds=load_deadline_seconds)
         if classified is not None:
@@ -109,6 +115,12 @@ def classify_pod(pod: Pod, *, load_deadline_seconds: float, now: float) -> Troub
             f"pod {pod.name}: the model was not loaded in {load_deadline_seconds:g} s: see its log, or raise engine.loadDeadline",
         )
     return None
+
+
+def find_stalled(pods: Sequence[Pod], load: Load | LoadUnknown, before: frozenset[str]) -> frozenset[str]:
+    """UIDs of the pods whose engines are stalled. Where a pod's load isn't known, it is what it was `before`."""
+    known = {one.pod: one.stalled for one in load.pods} if isinstance(load, Load) else {}
+    return frozenset(pod.uid for pod in pods if known.get(pod.name, pod.uid in before))
 
 
 def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float) -> tuple[Reason, str] | None:

@@ -21,6 +21,7 @@ class PodLoad:
     token_usage        fraction of KV-cache tokens in use, 0 to 1; the fullest rank's
     tokens_per_second  generated tokens a second since the last look; None before there are two looks
     observed_at        time of the sample
+    stalled            requests wait, none runs, and no token was read or written for a while
     """
 
     pod: str
@@ -29,6 +30,7 @@ class PodLoad:
     token_usage: float
     tokens_per_second: float | None
     observed_at: float
+    stalled: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,8 @@ class Pod:
     """As the kubelet said last. A pod with ready containers that is not ready has a node that is lost."""
     pulling: bool = False
     """The kubelet has taken it up: its volumes are there, and the container is being made or its image pulled."""
+    stalled: bool = False
+    """Its load says so, or did when it was last known; the kubelet knows nothing of it."""
 
     @property
     def lives(self) -> bool:
@@ -231,6 +235,11 @@ class Pod:
         One that terminates or has finished (evicted, refused by its node) was replaced already.
         """
         return not self.terminating and self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def works(self) -> bool:
+        """Ready, and its engine isn't stalled: what counts as capacity."""
+        return self.ready and not self.stalled
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def count_replicas(workload: Workload | None, pods: Iterable[Pod], desired: int)
         present=len(live),
         updated=len(updated),
         ready=sum(pod.ready for pod in updated),
-        available=sum(pod.ready and pod.serving for pod in live),
+        available=sum(pod.works and pod.serving for pod in live),
         unschedulable=sum(bool(pod.unschedulable_message) for pod in live),
     )
 

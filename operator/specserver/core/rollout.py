@@ -202,8 +202,8 @@ def plan_rollout(
     else:
         first = _first_to_shrink(kept, old)
         victim = choose_victim([pod for pod in old if pod.template_hash == first] or old, load)
-    serving = sum(pod.ready and pod.serving and pod is not victim for pod in live)
-    if victim.ready and serving < replicas - rollout.max_unavailable:
+    serving = sum(pod.works and pod.serving and pod is not victim for pod in live)
+    if victim.works and serving < replicas - rollout.max_unavailable:
         return stay(Stand(Status.TRUE, Reason.NEW_REVISION, f"{progress}; {serving} others serve"))
     others = tuple(ReturnToService(pod) for pod in draining[1:])
     stand = Stand(Status.TRUE, Reason.DRAINING, f"{progress}; pod {victim.name} finishes its requests before it is replaced")
@@ -246,7 +246,7 @@ def _find_hold(
     """
 
     def fails(pod: Pod) -> str:
-        trouble = None if pod.ready else classify_pod(pod, load_deadline_seconds=load_deadline_seconds, now=now)
+        trouble = None if pod.works else classify_pod(pod, load_deadline_seconds=load_deadline_seconds, now=now)
         return trouble.message if trouble else ""
 
     # 1. The user, and what new pods would lack.
@@ -267,7 +267,7 @@ def _find_hold(
     if misfit:
         return Stand(Status.FALSE, Reason.DRAFT_MISMATCH, f"{describe_misfit(misfit)}; {len(old)} old pods are kept")
     # 3. Pods on their way. Those that fail are no reason to wait: they are what is replaced first.
-    broken = any(fails(pod) or pod.unschedulable_message for pod in old if not pod.ready)
+    broken = any(fails(pod) or pod.unschedulable_message for pod in old if not pod.works)
     starting = next((pod for pod in new if not pod.ready), None)
     late = starting is not None and now - starting.created_at > quantities.seconds(rollout.progress_deadline)
     if starting is not None and late:

@@ -14,6 +14,10 @@ so plain decode would carry less; modes Always, Never and Observe don't change; 
 or can't be asked won't tell. Nor where requests queue: then places are short, not speed. And never longer than
 FLIP_GRACE_SECONDS from the first look that saw the overload, so engines that go back and forth delay it once, not for ever.
 
+A stalled engine is no capacity and no load: what the others carry decides, and where they need more, one replica may be made
+in place of stalled ones. Not one for each: the new ones have the same revision, and may stall as well. Nor does a stall remove
+anything.
+
 Unknown holds: without any load nothing changes; where one of several targets is unknown nothing is removed; a replica that
 can't be read counts as in the HPA. After a start, and after the load was unknown (or scaling paused) for as long as the
 window of scale-down, the present replicas count as a recommendation, so that nobody who has only just begun to look removes
@@ -123,7 +127,7 @@ def plan_scaling(
     wanted = max((ask.replicas for ask in known if ask.replicas is not None), default=current_replicas)
     if not known or (len(known) < len(asks) and wanted < current_replicas):
         unknown = ", ".join(ask.metric for ask in asks if ask.replicas is None)
-        text = f"no ready replica could be asked for {unknown}"
+        text = f"no ready replica could be asked for {unknown}, or each is stalled"
         active = _condition(ConditionType.SCALING_ACTIVE, Status.FALSE, Reason.FAILED_GET_METRICS, text)
         return _hold(current_replicas, text, active, blind)
     metrics = ", ".join(ask.metric for ask in known)
@@ -205,7 +209,7 @@ class _Ask:
 def _ask(
     target: v1alpha1.Target, pods: Sequence[Pod], load: Load, current: int, up: hpa.Rules, down: hpa.Rules
 ) -> _Ask:
-    values, leaving, unready, missing = [], 0.0, 0, 0
+    values, leaving, unready, missing, stalled = [], 0.0, 0, 0, 0
     for pod in pods:
         if pod.terminating or pod.phase in ("Succeeded", "Failed"):
             continue
@@ -213,6 +217,8 @@ def _ask(
         value = math.nan if sample is None else _value(target.metric, sample)
         if not pod.ready:
             unready += pod.draining_since is None
+        elif pod.stalled:
+            stalled += pod.draining_since is None
         elif not math.isfinite(value):
             missing += 1
         elif pod.draining_since is None:
@@ -224,7 +230,7 @@ def _ask(
         return _Ask(target.metric.value, wanted, math.nan, None)
     values = [value + leaving / len(values) for value in values]
     replicas = hpa.recommend_replicas(
-        current=current,
+        current=current - stalled,
         target=wanted,
         values=values,
         unready=unready,
@@ -232,6 +238,7 @@ def _ask(
         up_tolerance=up.tolerance,
         down_tolerance=down.tolerance,
     )
+    replicas = min(replicas + stalled, max(current, replicas + 1))
     # Never 0: there is no scaling to zero, and whether an idle server has 0 requests or 1 is no news.
     return _Ask(target.metric.value, wanted, sum(values) / len(values), max(1, replicas))
 
@@ -270,7 +277,7 @@ def _recommendations(
 def _await_flip(
     pods: Sequence[Pod], load: Load, engines: Mapping[str, EngineState | EngineUnreachable], now: float
 ) -> bool:
-    serving = [pod.name for pod in pods if pod.ready and pod.serving and not pod.terminating]
+    serving = [pod.name for pod in pods if pod.works and pod.serving and not pod.terminating]
     samples = [sample for sample in load.pods if sample.pod in serving]
     if any(sample.queued > 0 for sample in samples):
         return False

@@ -35,7 +35,7 @@ from specserver.load.exposition import Sample
 from specserver.load.metric_names import ENGINE_NAMES, TARGET_UP
 from specserver.load.replica import (
     NO_READY_REPLICAS,
-    TokenRates,
+    Looks,
     Unknown,
     assemble_load,
     observe_replica,
@@ -84,7 +84,7 @@ class PrometheusLoad:
         self._client: PrometheusConnect | None = None
         self._file: IO[str] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
-        self._rates = TokenRates()
+        self._looks = Looks()
 
     def close(self) -> None:
         """Lets go of the connections; a query under way ends by its own time limit."""
@@ -117,7 +117,7 @@ class PrometheusLoad:
                 return await self._explain_nothing(namespace, names, labels or {})
         except _QueryFailed as failure:
             return LoadUnknown(Reason.PROMETHEUS_ERROR, str(failure))
-        self._rates.forget(now)
+        self._looks.forget(now)
         return assemble_load(
             [(pod, self._observe(pod, by_pod[pod.name], port, now, staleness_seconds, data_parallel)) for pod in ready]
         )
@@ -145,7 +145,7 @@ class PrometheusLoad:
             for sample in series
             if sample.name in ENGINE_NAMES and sample.at == newest.at and _target(sample) == target
         ]
-        return observe_replica(pod, page, at=newest.at or 0.0, data_parallel=data_parallel, rates=self._rates)
+        return observe_replica(pod, page, at=newest.at or 0.0, data_parallel=data_parallel, looks=self._looks)
 
     async def _explain_nothing(self, namespace: str, pods: Sequence[str], labels: Mapping[str, str]) -> LoadUnknown:
         """Nothing was found: says what there is instead, for that is mostly labels put on in another way."""

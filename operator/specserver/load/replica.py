@@ -8,6 +8,8 @@ Rules, each from somebody's outage:
   another name for it, and is unknown. An unknown load is never zero: zero scales down.
 - Fewer data-parallel ranks than the server has: unknown, for the missing ones may be the busy ones.
 - Counters are read as rates only; one that fell was reset, and gives no rate for that interval.
+- An engine before which requests wait, of which none runs, and that counts no token of any kind for STALLED_AFTER_SECONDS is
+  stalled. A long prompt is none: SGLang counts its tokens chunk by chunk, also while no request runs yet.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from specserver.load.metric_names import (
 
 MIN_RATE_INTERVAL_SECONDS = 1.0
 """Looks closer together than this share one rate: a reconcile may follow another within milliseconds."""
+STALLED_AFTER_SECONDS = 30.0
 FORGET_AFTER_SECONDS = 900.0
 FULL_WITH_ROUNDING = 1.01
 MAX_PODS_IN_MESSAGE = 3
@@ -62,12 +65,31 @@ class _Look:
     rate: float | None
 
 
-class TokenRates:
-    """Tokens a second by pod UID, from each pod's previous look. The only memory in measuring."""
+@dataclass(frozen=True)
+class _Standstill:
+    tokens: float
+    since: float
+    at: float
+
+
+class Looks:
+    """Previous looks by pod UID: what rates and standstills follow from. The only memory in measuring."""
 
     def __init__(self) -> None:
         self._looks: dict[str, _Look] = {}
+        self._standstills: dict[str, _Standstill] = {}
         self._forgot_at = 0.0
+
+    def stalled(self, uid: str, *, waiting: bool, tokens: float, at: float) -> bool:
+        """Whether this pod has stood still for STALLED_AFTER_SECONDS: requests are `waiting` at each look, and all its counters
+        of tokens together stay the same."""
+        before = self._standstills.pop(uid, None)
+        if not waiting:
+            return False
+        same = before is not None and before.tokens == tokens and before.since <= at
+        since = before.since if before is not None and same else at
+        self._standstills[uid] = _Standstill(tokens, since, at)
+        return at - since >= STALLED_AFTER_SECONDS
 
     def rate(self, uid: str, counter: str, total: float, at: float) -> float | None:
         """The rate since the previous look at this pod; None at its first and after a reset."""
@@ -86,10 +108,11 @@ class TokenRates:
             return
         self._forgot_at = now
         self._looks = {uid: look for uid, look in self._looks.items() if now - look.at < FORGET_AFTER_SECONDS}
+        self._standstills = {uid: one for uid, one in self._standstills.items() if now - one.at < FORGET_AFTER_SECONDS}
 
 
 def observe_replica(
-    pod: Pod, samples: Sequence[Sample], *, at: float, data_parallel: int, rates: TokenRates
+    pod: Pod, samples: Sequence[Sample], *, at: float, data_parallel: int, looks: Looks
 ) -> PodLoad | Unknown:
     """The replica's load from all wanted samples of one scrape, taken at `at`."""
     try:
@@ -111,13 +134,15 @@ def observe_replica(
         if usage > FULL_WITH_ROUNDING:
             raise _NotKnown(Reason.METRICS_MISSING, f"{TOKEN_USAGE} is above 1, so it is no fraction")
         tokens = _tokens(samples)
+        running, queued = _requests(samples, RUNNING, ranks), _requests(samples, QUEUED, ranks)
         return PodLoad(
             pod=pod.name,
-            running=_requests(samples, RUNNING, ranks),
-            queued=_requests(samples, QUEUED, ranks),
+            running=running,
+            queued=queued,
             token_usage=min(usage, 1.0),
-            tokens_per_second=rates.rate(pod.uid, *tokens, at) if tokens else None,
+            tokens_per_second=looks.rate(pod.uid, *tokens, at) if tokens else None,
             observed_at=at,
+            stalled=looks.stalled(pod.uid, waiting=queued > 0 and running == 0, tokens=_all_tokens(samples), at=at),
         )
     except _NotKnown as error:
         return error.unknown
@@ -193,6 +218,12 @@ def _has_worked(samples: Sequence[Sample], rank: str) -> bool:
     """SGLang writes its gauges together, and counts tokens from the first step on."""
     signs = {*(name for gauge in GAUGES for name in gauge.names), *STEP_TOKENS, *FINISHED_TOKENS}
     return any(sample.name in signs and sample.labels.get(DATA_PARALLEL_RANK, "") == rank for sample in samples)
+
+
+def _all_tokens(samples: Sequence[Sample]) -> float:
+    """All counters of tokens in one number, which moves whenever one of them does; it means nothing else."""
+    counters = {*STEP_TOKENS, *FINISHED_TOKENS}
+    return sum(sample.value or 0.0 for sample in samples if sample.name in counters)
 
 
 def _tokens(samples: Sequence[Sample]) -> tuple[str, float] | None:

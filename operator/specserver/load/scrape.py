@@ -19,7 +19,7 @@ from specserver.load.exposition import ACCEPT, ExpositionInvalid, Sample, parse_
 from specserver.load.metric_names import ENGINE_NAMES
 from specserver.load.replica import (
     NO_READY_REPLICAS,
-    TokenRates,
+    Looks,
     Unknown,
     assemble_load,
     observe_replica,
@@ -36,7 +36,7 @@ class DirectScraper:
 
     def __init__(self, http: PodHttp) -> None:
         self._http = http
-        self._rates = TokenRates()
+        self._looks = Looks()
 
     async def observe_load(
         self, pods: Sequence[Pod], *, port: int, now: float, staleness_seconds: float, data_parallel: int = 1
@@ -54,7 +54,7 @@ class DirectScraper:
             return page if isinstance(page, Unknown) else self._observe(pod, page, read_at, staleness_seconds, data_parallel)
 
         replicas = await asyncio.gather(*(look(pod) for pod in ready))
-        self._rates.forget(now)
+        self._looks.forget(now)
         return assemble_load(list(zip(ready, replicas, strict=True)))
 
     def _observe(
@@ -64,7 +64,7 @@ class DirectScraper:
         at = min([now, *(sample.at for sample in page if sample.at is not None)])
         if now - at > staleness_seconds:
             return stale(staleness_seconds)
-        return observe_replica(pod, page, at=at, data_parallel=data_parallel, rates=self._rates)
+        return observe_replica(pod, page, at=at, data_parallel=data_parallel, looks=self._looks)
 
     async def _read_page(self, pod: Pod, port: int) -> list[Sample] | Unknown:
         where = f"GET {METRICS_PATH}"

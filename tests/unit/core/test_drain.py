@@ -58,6 +58,7 @@ VICTIMS: dict[str, tuple[list[Pod], Load | LoadUnknown, str]] = {
     "without any load the newest": (
         [a_pod("p0", created_at=NOW - 90), a_pod("p1", created_at=NOW - 60)], UNKNOWN, "p1"),
     "not ready before idle": ([a_pod("p0"), a_pod("p1", ready=False)], a_load(0), "p1"),
+    "stalled before idle": ([a_pod("p0"), a_pod("p1", stalled=True)], a_load(0, 0, queued=(0, 9)), "p1"),
     "loading before not ready": ([a_pod("p0", ready=False), loading("p1")], UNKNOWN, "p1"),
     "failing before loading": ([loading("p0"), loading("p1", failure=build_failure(), created_at=NOW - 9000)], UNKNOWN, "p1"),
     "pending before loading": ([loading("p0"), pending("p1")], UNKNOWN, "p1"),

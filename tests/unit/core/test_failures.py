@@ -14,11 +14,12 @@ from specserver.core.failures import (
     classify_failure,
     classify_refusal,
     classify_unschedulable,
+    find_stalled,
     find_trouble,
     last_line,
     plan_scheduled,
 )
-from specserver.core.observed import ContainerFailure, Pod
+from specserver.core.observed import ContainerFailure, Load, LoadUnknown, Pod, PodLoad, PodLoadUnknown
 from tests.fakes.pods import NOW, WORKLOAD, build_pod
 from tests.fakes.pods import build_failure as failure
 from tests.fakes.pods import build_starting_pod as starting
@@ -274,3 +275,13 @@ def test_a_place_that_becomes_free_is_no_shortage() -> None:
     assert trouble is None
     said = plan_scheduled(pods, WORKLOAD, missing=0, place_expected=True)
     assert (said.status, said.reason) == ("Unknown", "Scheduling")
+
+
+def test_a_stall_lasts_while_the_load_is_unknown_and_ends_with_what_is_seen() -> None:
+    pods = [build_pod(name) for name in ("a", "b", "c")]
+    unread = Load((PodLoad("a", 0, 9, 0.0, 0.0, NOW, stalled=True),), (PodLoadUnknown("b", "connection refused"),))
+    seen = find_stalled(pods, unread, frozenset({"uid-b", "uid-gone"}))
+    assert seen == {"uid-a", "uid-b"}
+    assert find_stalled(pods, LoadUnknown("ScrapeError", "connection refused"), seen) == seen
+    works = Load(tuple(PodLoad(name, 1, 0, 0.0, 5.0, NOW) for name in ("a", "b", "c")))
+    assert find_stalled(pods, works, seen) == frozenset()

@@ -68,6 +68,15 @@ READY = [
         (A, B, build_pod("c", phase="Failed", ready=False, template_hash="old", failure=failure("Evicted", restarts=0))), 2,
         ALL_READY, id="an evicted one was replaced",
     ),
+    pytest.param(
+        (A, build_pod("b", stalled=True)), 2,
+        (
+            "False", "EngineStalled",
+            "pod b: requests wait, none runs, and its engine works on nothing: see its log; `kubectl delete pod b` has it"
+            " replaced",
+        ),
+        id="ready and stalled",
+    ),
     pytest.param((), 0, ("False", "ScaledToZero", "replicas is 0: nothing is served"), id="none wanted"),
     pytest.param(
         (A, build_pod("b", ready=False, failure=OOM)), 2,

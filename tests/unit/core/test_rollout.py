@@ -136,6 +136,12 @@ STEPS: dict[str, tuple[list[Pod], Workload, dict[str, Any], tuple[list[tuple[str
         ([("ReturnToService", "p0")], False, None, "RolloutPaused")),
     "what new pods need is missing": (
         THREE, AT_REST, {"target": Target.NEW, "blocked": "Secret s"}, ([], False, None, "RolloutDeferred")),
+    "the new one is ready and stalls": (
+        [marked("p0", 8), new("p3", stalled=True), old("p2")], ONE_DONE, {},
+        ([("ReturnToService", "p0")], False, 1, "RolloutStopped")),
+    "the successor loads, and a stalled one does not wait for it": (
+        [new("p3", ready=False, started=False), old("p1", stalled=True), old("p2")], ONE_DONE, {},
+        ([("MarkDraining", "p1")], False, 1, "Draining")),
     "the new one fails": (
         [marked("p0", 8), new("p3", ready=False, started=False, failure=CRASH), old("p2")], ONE_DONE, {},
         ([("ReturnToService", "p0")], False, 1, "RolloutStopped")),

@@ -50,6 +50,9 @@ def plan(
     )
 
 
+STALLED = a_pod("p1", stalled=True)
+
+
 def says(plan: ScalingPlan) -> list[tuple[str, str]]:
     return [(condition.status.value, condition.reason.value) for condition in plan.conditions]
 
@@ -94,6 +97,21 @@ DECISIONS: dict[str, tuple[dict[str, Any], Load, int, list[tuple[str, str]]]] = 
         [("True", "SucceededRescale"), ACTIVE, FREE]),
     "unreadable on the way down counts as full": ({}, a_load(5, 5, None), 2, [READY, ACTIVE, FREE]),
     "unreadable on the way up counts as empty": ({}, a_load(28, 28, None), 3, [READY, ACTIVE, FREE]),
+    "a stalled engine is no load": ({"on": [a_pod("p0"), STALLED]}, a_load(20, 0, queued=(0, 99)), 2, [READY, ACTIVE, FREE]),
+    "nor capacity: one is made in its place": (
+        {"on": [a_pod("p0"), STALLED], "scaling": a_scaling(Running=20, Queued=2)}, a_load(30, 0, queued=(0, 99)), 3,
+        [("True", "SucceededRescale"), ACTIVE, FREE]),
+    "and no second one, which has the same revision": (
+        {"on": [a_pod("p0"), STALLED, a_pod("p2", stalled=True)]}, a_load(30, 0, 0), 3, [READY, ACTIVE, FREE]),
+    "a load that is too much for those that work asks for more": (
+        {"on": [a_pod("p0"), STALLED, a_pod("p2", stalled=True)]}, a_load(60, 0, 0), 4,
+        [("True", "SucceededRescale"), ACTIVE, FREE]),
+    "a stall removes nothing": ({"on": [a_pod("p0"), STALLED]}, a_load(5, 0), 2, [READY, ACTIVE, FREE]),
+    "and keeps nothing": (
+        {"on": [*pods(1), STALLED, a_pod("p2")]}, a_load(5, 0, 5), 2, [READY, ACTIVE, FREE]),
+    "a stalled engine that drains is gone, with what waits for it": (
+        {"on": [*pods(2), draining("p2", NOW - 9, stalled=True)]}, a_load(20, 20, 0, queued=(0, 0, 99)), 2,
+        [READY, ACTIVE, FREE]),
     "a draining replica counts as gone": (
         {"on": [*pods(2), draining("p2", NOW - 9)]}, a_load(20, 20, 0), 2, [READY, ACTIVE, FREE]),
     "its requests count as the others', within their tolerance": (
@@ -169,6 +187,13 @@ def test_unknown_load_holds_and_says_which_query() -> None:
     assert says(result) == [READY, ("False", "FailedGetMetrics"), FREE]
     assert result.conditions[1].message == "query sglang:num_running_reqs: 503"
     assert result.reason == "the replicas are held: the load is unknown: query sglang:num_running_reqs: 503"
+
+
+def test_where_no_replica_works_nobody_knows_what_another_would_carry() -> None:
+    result = plan(a_load(0, 0, queued=40), on=[a_pod("p0", stalled=True), STALLED])
+    assert result.desired_replicas == 2
+    assert says(result) == [READY, ("False", "FailedGetMetrics"), FREE]
+    assert "each is stalled" in result.reason
 
 
 def test_load_of_other_pods_alone_is_no_load() -> None:

@@ -8,15 +8,15 @@ from specserver.api.conditions import Reason
 from specserver.core.observed import Load, LoadUnknown, PodLoad
 from specserver.load.exposition import parse_exposition
 from specserver.load.metric_names import ENGINE_NAMES
-from specserver.load.replica import TokenRates, Unknown, assemble_load, observe_replica, replicas_to_observe
+from specserver.load.replica import Looks, Unknown, assemble_load, observe_replica, replicas_to_observe
 from tests.fakes.pods import build_pod
 
 NOW = 1_764_000_000.0
 
 
-def observe(page: str, *, data_parallel: int = 1, rates: TokenRates | None = None, at: float = NOW) -> PodLoad | Unknown:
+def observe(page: str, *, data_parallel: int = 1, looks: Looks | None = None, at: float = NOW) -> PodLoad | Unknown:
     samples = parse_exposition(page, ENGINE_NAMES)
-    return observe_replica(build_pod(), samples, at=at, data_parallel=data_parallel, rates=rates or TokenRates())
+    return observe_replica(build_pod(), samples, at=at, data_parallel=data_parallel, looks=looks or Looks())
 
 
 def figures(seen: PodLoad | Unknown) -> tuple[float, float, float]:
@@ -147,9 +147,9 @@ IDLE = "sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\nsglang:token_usage 0
 
 
 def rates_of(counters: list[str], *, step_seconds: float = 10.0) -> list[float | None]:
-    rates, seen = TokenRates(), []
+    looks, seen = Looks(), []
     for index, counter in enumerate(counters):
-        load = observe(IDLE + counter, rates=rates, at=NOW + index * step_seconds)
+        load = observe(IDLE + counter, looks=looks, at=NOW + index * step_seconds)
         assert isinstance(load, PodLoad)
         seen.append(load.tokens_per_second)
     return seen
@@ -184,9 +184,9 @@ def test_decode_tokens_count_once_per_tensor_parallel_group_and_prefill_not_at_a
         ]
         return "\n".join([*lines, prefill, *gauges]) + "\n"
 
-    rates = TokenRates()
-    observe(page(100), rates=rates)
-    seen = observe(page(150), rates=rates, at=NOW + 10)
+    looks = Looks()
+    observe(page(100), looks=looks)
+    seen = observe(page(150), looks=looks, at=NOW + 10)
     assert isinstance(seen, PodLoad)
     assert seen.tokens_per_second == 10.0
 
@@ -198,28 +198,73 @@ def test_the_counter_that_counts_each_step_is_preferred_and_a_change_of_counter_
 
 
 def test_looks_close_together_share_a_rate() -> None:
-    rates = TokenRates()
-    assert rates.rate("u", "c", 100, NOW) is None
-    assert rates.rate("u", "c", 200, NOW + 10) == 10.0
-    assert rates.rate("u", "c", 200, NOW + 10) == 10.0
-    assert rates.rate("u", "c", 900, NOW + 10.1) == 10.0
-    assert rates.rate("u", "c", 300, NOW + 20) == 10.0
+    looks = Looks()
+    assert looks.rate("u", "c", 100, NOW) is None
+    assert looks.rate("u", "c", 200, NOW + 10) == 10.0
+    assert looks.rate("u", "c", 200, NOW + 10) == 10.0
+    assert looks.rate("u", "c", 900, NOW + 10.1) == 10.0
+    assert looks.rate("u", "c", 300, NOW + 20) == 10.0
 
 
 def test_a_clock_that_jumps_back_gives_no_rate() -> None:
-    rates = TokenRates()
-    rates.rate("u", "c", 100, NOW)
-    assert rates.rate("u", "c", 200, NOW - 3600) is None
-    assert rates.rate("u", "c", 300, NOW - 3590) == 10.0
+    looks = Looks()
+    looks.rate("u", "c", 100, NOW)
+    assert looks.rate("u", "c", 200, NOW - 3600) is None
+    assert looks.rate("u", "c", 300, NOW - 3590) == 10.0
 
 
 def test_pods_that_are_gone_are_forgotten() -> None:
-    rates = TokenRates()
-    rates.rate("gone", "c", 100, NOW)
-    rates.rate("here", "c", 100, NOW + 890)
-    rates.forget(NOW + 900)
-    assert rates.rate("gone", "c", 200, NOW + 901) is None
-    assert rates.rate("here", "c", 210, NOW + 901) == 10.0
+    looks = Looks()
+    looks.rate("gone", "c", 100, NOW)
+    looks.rate("here", "c", 100, NOW + 890)
+    looks.forget(NOW + 900)
+    assert looks.rate("gone", "c", 200, NOW + 901) is None
+    assert looks.rate("here", "c", 210, NOW + 901) == 10.0
+
+
+# ---- standstill ----------------------------------------------------------------------------------------------------------
+
+STANDSTILLS: dict[str, tuple[list[tuple[float, float, float]], list[bool]]] = {
+    "requests wait, none runs, no token": (
+        [(12, 0, 1000), (12, 5, 1400), (0, 9, 1400), (0, 14, 1400), (0, 20, 1400), (0, 26, 1400)], [False] * 5 + [True]),
+    "an overload": ([(12, 26, 1000 + 400 * look) for look in range(6)], [False] * 6),
+    "a request that runs is not stalled, however long its prompt": ([(1, 3, 1400)] * 6, [False] * 6),
+    "nobody waits": ([(0, 0, 1400)] * 6, [False] * 6),
+    "a token now and then": ([(0, 9, 1400)] * 3 + [(0, 9, 1401)] * 3, [False] * 6),
+    "over as soon as something moves": ([(0, 9, 1400)] * 4 + [(0, 9, 1500), (3, 6, 1600)], [False] * 3 + [True] + [False] * 2),
+    "a reset is a new start": ([(0, 9, 1400)] * 3 + [(0, 9, 0)] * 3, [False] * 6),
+}  # fmt: skip
+"""Running, queued and tokens at looks 10 s apart; whether it is stalled at each of them."""
+
+
+def stalls_of(case: str, page: str) -> list[bool]:
+    looks, seen = Looks(), []
+    for index, (running, queued, tokens) in enumerate(STANDSTILLS[case][0]):
+        load = observe(page % (running, queued, tokens), looks=looks, at=NOW + 10 * index)
+        assert isinstance(load, PodLoad)
+        seen.append(load.stalled)
+    return seen
+
+
+@pytest.mark.parametrize("counter", ['realtime_tokens_total{mode="decode"}', 'realtime_tokens_total{mode="prefill_compute"}'])
+@pytest.mark.parametrize("case", STANDSTILLS)
+def test_standstill(case: str, counter: str) -> None:
+    """Tokens of a prompt are work as well: a long one is read in chunks, and its request does not run yet."""
+    page = f"sglang:num_running_reqs %d\nsglang:num_queue_reqs %d\nsglang:token_usage 0\nsglang:{counter} %d\n"
+    assert stalls_of(case, page) == STANDSTILLS[case][1]
+
+
+def test_an_engine_that_never_counted_a_token_can_be_stalled() -> None:
+    page = "specserver_running_requests 0\nspecserver_queued_requests 3\n"
+    looks = Looks()
+    seen = [observe(page, looks=looks, at=NOW + at) for at in (0, 29.9, 30)]
+    assert [one.stalled for one in seen if isinstance(one, PodLoad)] == [False, False, True]
+
+
+def test_a_clock_that_jumps_back_begins_a_standstill_anew() -> None:
+    looks = Looks()
+    stood = [looks.stalled("u", waiting=True, tokens=5, at=NOW + at) for at in (0, 40, -3600, -3575, -3570)]
+    assert stood == [False, True, False, False, True]
 
 
 # ---- the server's load ---------------------------------------------------------------------------------------------------
