@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from demo.claim import claim, take_away
 from demo.manifests import NAMESPACE
 from demo.report import HONEST, write_report
-from demo.story import OPERATOR_NAMESPACE, run_story, uninstall_operator
+from demo.story import run_story
 from tests.localcluster import ClusterError, LocalCluster, node_down, node_up
 from tests.localcluster.base import named_context, write_context_kubeconfig
 from tests.localcluster.packages import ensure_packages
@@ -53,16 +54,6 @@ def a_cluster(*, keep: bool) -> Iterator[LocalCluster]:
             node_down(node.name)
 
 
-def take_away(cluster: LocalCluster) -> None:
-    """What the story made in a cluster of the user's. The definition stays: others' resources would go with it."""
-    say("taking the demo away")
-    try:
-        uninstall_operator(cluster)
-    finally:  # after it: Helm keeps what it knows of the release in the namespace
-        for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
-            cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
-
-
 def main() -> int:
     began = time.monotonic()
     keep = os.environ.get("KEEP", "") not in ("", "0")
@@ -70,6 +61,7 @@ def main() -> int:
     interrupt_once()
     try:
         with a_cluster(keep=keep) as cluster:
+            claim(cluster)
             try:
                 assert cluster.registry is not None
                 record = run_story(cluster, cluster.registry)
