@@ -22,6 +22,7 @@ class PodLoad:
     tokens_per_second  generated tokens a second since the last look; None before there are two looks
     observed_at        time of the sample
     stalled            requests wait, none runs, and no token was read or written for a while
+    skewed             requests wait for one data-parallel rank while another has nothing to do
     """
 
     pod: str
@@ -31,6 +32,7 @@ class PodLoad:
     tokens_per_second: float | None
     observed_at: float
     stalled: bool = False
+    skewed: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ the second:
 
 It does not wait where no change is to come: an engine that speculates below its bound does so because it is faster there,
 so plain decode would carry less; modes Always, Never and Observe don't change; an engine that is not armed, has no policy
-or can't be asked won't tell. Nor where requests queue: then places are short, not speed. And never longer than
-FLIP_GRACE_SECONDS from the first look that saw the overload, so engines that go back and forth delay it once, not for ever.
+or can't be asked won't tell. Nor where requests queue: then places are short, not speed; unless they queue for one
+data-parallel rank while another is idle, which is the engine's to share out, and waited for in the same way. And never longer
+than FLIP_GRACE_SECONDS from the first look that saw the overload, so engines that go back and forth delay it once, not for ever.
 
 A stalled engine is no capacity and no load: what the others carry decides, and where they need more, one replica may be made
 in place of stalled ones. Not one for each: the new ones have the same revision, and may stall as well. Nor does a stall remove
@@ -146,9 +147,10 @@ def plan_scaling(
     overloaded_since = None
     if stable > current_replicas:
         overloaded_since = now if history.overloaded_since is None else history.overloaded_since
-        if now - overloaded_since < FLIP_GRACE_SECONDS and _await_flip(pods, load, engines, now):
+        remedy = _find_remedy(pods, load, engines, now)
+        if remedy and now - overloaded_since < FLIP_GRACE_SECONDS:
             stable = current_replicas
-            text = f"waiting up to {FLIP_GRACE_SECONDS:g} s for engines that are going over to plain decode"
+            text = f"waiting up to {FLIP_GRACE_SECONDS:g} s for {remedy}"
             able = _condition(ConditionType.ABLE_TO_SCALE, Status.TRUE, Reason.SCALE_UP_STABILIZED, text)
 
     # 6. Bounds and speed limits. On the way down a drain under way has used its share already.
@@ -274,18 +276,21 @@ def _recommendations(
 # ---- the engines' lever -----------------------------------------------------------------------------------------------
 
 
-def _await_flip(
+def _find_remedy(
     pods: Sequence[Pod], load: Load, engines: Mapping[str, EngineState | EngineUnreachable], now: float
-) -> bool:
+) -> str:
+    """What engines are about to do that may end an overload without a replica; empty where nothing is."""
     serving = [pod.name for pod in pods if pod.works and pod.serving and not pod.terminating]
     samples = [sample for sample in load.pods if sample.pod in serving]
-    if any(sample.queued > 0 for sample in samples):
-        return False
+    queueing = [sample for sample in samples if sample.queued > 0]
+    if queueing:
+        skewed = all(sample.skewed for sample in queueing)
+        return f"the data-parallel ranks of pod {queueing[0].pod}, of which some are idle while others queue" if skewed else ""
     for sample in samples:
         engine = engines.get(sample.pod)
         if isinstance(engine, EngineState) and any(_is_flipping(rank, sample.running, now) for rank in engine.ranks):
-            return True
-    return False
+            return "engines that are going over to plain decode"
+    return ""
 
 
 def _is_flipping(rank: RankState, running: float, now: float) -> bool:

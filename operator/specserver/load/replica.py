@@ -143,6 +143,7 @@ def observe_replica(
             tokens_per_second=looks.rate(pod.uid, *tokens, at) if tokens else None,
             observed_at=at,
             stalled=looks.stalled(pod.uid, waiting=queued > 0 and running == 0, tokens=_all_tokens(samples), at=at),
+            skewed=_is_skewed(samples, ranks),
         )
     except _NotKnown as error:
         return error.unknown
@@ -187,6 +188,15 @@ def _requests(samples: Sequence[Sample], gauge: Gauge, ranks: set[str]) -> float
     """The plugin's number, which is the whole replica's, or the sum of SGLang's by rank."""
     live = _copies(samples, gauge.live) if gauge.live else {}
     return sum((live or _by_rank(samples, gauge, ranks)).values())
+
+
+def _is_skewed(samples: Sequence[Sample], ranks: set[str]) -> bool:
+    """By SGLang's gauges, since the plugin's are the whole replica's."""
+    running, queued = (
+        next((found for name in gauge.names if (found := _copies(samples, name))), {}) for gauge in (RUNNING, QUEUED)
+    )
+    idle = any(running.get(rank, 0.0) + queued.get(rank, 0.0) == 0 for rank in ranks)
+    return idle and any(queued.get(rank, 0.0) > 0 for rank in ranks)
 
 
 def _by_rank(samples: Sequence[Sample], gauge: Gauge, ranks: set[str]) -> dict[str, float]:

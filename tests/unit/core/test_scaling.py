@@ -408,6 +408,27 @@ def test_the_wait_is_bounded_even_where_engines_go_back_and_forth() -> None:
     assert seen == [(second, second >= FLIP_GRACE_SECONDS) for second in range(0, 60, 5)]
 
 
+@pytest.mark.parametrize(
+    ("skewed", "waits"),
+    [pytest.param((True, False), True, id="idle ranks"), pytest.param((False, False), False, id="all ranks are busy")],
+)
+def test_a_queue_beside_idle_ranks_is_not_answered_with_a_replica_at_once(skewed: tuple[bool, bool], waits: bool) -> None:
+    busy = a_load(2, 2, queued=(13, 0))
+    load = Load(tuple(replace(one, skewed=is_skewed) for one, is_skewed in zip(busy.pods, skewed, strict=True)))
+    scaling = a_scaling(Running=20, Queued=2)
+    first = plan(load, scaling=scaling)
+    assert (first.desired_replicas == 2) is waits
+    if waits:
+        assert "data-parallel ranks of pod p0" in first.conditions[0].message
+        later = plan(load, scaling=scaling, history=first.history, now=NOW + FLIP_GRACE_SECONDS)
+        assert later.desired_replicas > 2
+
+
+def test_a_queue_of_another_pod_has_no_ranks_to_wait_for() -> None:
+    load = Load((replace(a_load(2, queued=13).pods[0], skewed=True), *a_load(2, queued=13, names=("p1",)).pods))
+    assert plan(load, scaling=a_scaling(Running=20, Queued=2)).desired_replicas > 2
+
+
 def test_a_draining_replica_comes_back_without_waiting_for_the_engines() -> None:
     engines = {"p0": an_engine("p0", last_switch_at=NOW - 1)}
     result = plan(a_load(80, 80, 5), on=[*pods(2), draining("p2", NOW - 9)], engines=engines)

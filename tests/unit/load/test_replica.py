@@ -99,6 +99,30 @@ def test_all_data_parallel_ranks_are_wanted_where_the_server_has_several() -> No
     assert "1 of 4 data-parallel ranks" in seen.message
 
 
+SKEWED = "".join(
+    f'sglang:{name}{{dp_rank="{rank}",tp_rank="{rank}"}} {value}\n'
+    for name, values in {"num_running_reqs": (0, 0, 2, 0), "num_queue_reqs": (0, 0, 13, 0), "token_usage": (0, 0, 1, 0)}.items()
+    for rank, value in enumerate(values)
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "skewed"),
+    [
+        pytest.param(SKEWED, True, id="one queues, three are idle"),
+        pytest.param("specserver_running_requests 2\nspecserver_queued_requests 13\n" + SKEWED, True, id="beside the plugin's"),
+        pytest.param(SKEWED.replace("13", "0"), False, id="nobody queues"),
+        pytest.param(SKEWED.replace("} 0", "} 1"), False, id="all are busy"),
+        pytest.param("sglang:num_running_reqs 2\nsglang:num_queue_reqs 13\nsglang:token_usage 0\n", False, id="no ranks"),
+        pytest.param("sglang:num_running_reqs 0\nsglang:num_queue_reqs 13\nsglang:token_usage 0\n", False, id="one rank, idle"),
+    ],
+)
+def test_a_queue_beside_idle_ranks_is_skew(page: str, skewed: bool) -> None:
+    seen = observe(page)
+    assert isinstance(seen, PodLoad), seen
+    assert seen.skewed is skewed
+
+
 GOOD = {"num_running_reqs": "5", "num_queue_reqs": "2", "token_usage": "0.5"}
 
 
