@@ -17,9 +17,9 @@ _GONE_WITHIN_SECONDS = 180
 
 
 def claim(cluster: LocalCluster) -> None:
-    """Makes and marks the demo's namespaces; those that an earlier demo left are the demo's, too.
+    """Makes and marks the demo's namespaces, empty the one with the server. What an earlier demo left in them is the demo's, too.
 
-    ClusterError where one of them is somebody else's, or where another operator would work on the demo's resource.
+    ClusterError where one of them is somebody else's, or where there is another operator.
     """
     # 1. Whose they are.
     names = (NAMESPACE, OPERATOR_NAMESPACE)
@@ -34,11 +34,12 @@ def claim(cluster: LocalCluster) -> None:
     elsewhere = [one["metadata"]["namespace"] for one in operators if one["metadata"]["namespace"] != OPERATOR_NAMESPACE]
     if elsewhere:
         raise ClusterError(
-            f"{cluster.name} has an operator of SpecServer in the namespace {elsewhere[0]}, and both would work on the demo's"
-            " resource. Use a cluster without one"
+            f"{cluster.name} has an operator of SpecServer in the namespace {elsewhere[0]}, and the demo would install another"
+            " one over its definition. Use a cluster without one"
         )
-    # 2. What an earlier demo has just taken away goes first.
-    going = [f"namespace/{name}" for name in names if "deletionTimestamp" in there.get(name, {})]
+    # 2. What an earlier demo left goes first. Its operator may stay: Helm upgrades it.
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
+    going = [f"namespace/{name}" for name in names if name in there and (name == NAMESPACE or "deletionTimestamp" in there[name])]
     if going:
         timeout = _GONE_WITHIN_SECONDS
         cluster.kubectl("wait", *going, "--for=delete", f"--timeout={timeout}s", timeout_seconds=timeout + 10)

@@ -5,9 +5,10 @@
 
 A tier that lacks a tool installs it or fails and names the fix; none is ever skipped.
 
-What fails on a real cluster or engine runs once more, alone and against servers started anew. Both outcomes are printed, and the
-table says FLAKY where only the first one was bad: hundreds of tests with real clocks on a machine of two cores would else make
-each whole run a lottery, and what they show, a regression, fails twice. FLAKY is a fault to mend, of the test or of the product.
+What fails on a real cluster or engine runs once more, one test at a time and against servers started anew. Both outcomes are
+printed, and the table says FLAKY where only the first one was bad: hundreds of tests with real clocks on a machine of two cores
+would else make each whole run a lottery, and what they show, a regression, fails twice. FLAKY is a fault to mend, of the test or
+of the product.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _run(tier: Tier, prepared: Future[object] | None) -> str:
     if not tier.real or any(code != pytest.ExitCode.TESTS_FAILED for _, code in failed):
         return "FAILED"
     print(f"\n=== {tier.name}: what failed, once more", flush=True)
-    again = [run((*command, "--last-failed", "--last-failed-no-failures=none")) for command, _ in failed]
+    again = [run((*command, "-n", "0", "--last-failed", "--last-failed-no-failures=none")) for command, _ in failed]
     return "FAILED" if any(again) else "FLAKY"
 
 

@@ -521,7 +521,9 @@ class Status(Node):
     replicas: int | None = Field(None, description="Pods that exist and are not terminating.")
     ready_replicas: int | None = Field(None, description="Ready pods of the present revision.")
     updated_replicas: int | None = Field(None, description="Pods of the present revision.")
-    available_replicas: int | None = Field(None, description="Ready pods of any revision that take traffic.")
+    available_replicas: int | None = Field(
+        None, description="Ready pods of any revision that serve: in the Service, and not stalled."
+    )
     unschedulable_replicas: int | None = Field(None, description="Pods that no node takes.")
     selector: str | None = Field(None, description="Label selector of the pods, for the scale subresource.")
     speculation: SpeculationStatus | None = Field(None, description="Speculation as the engines report it.")

@@ -153,7 +153,7 @@ def plan_drain(
     victim, *others = sorted(pending, key=lambda pod: (pod.draining_since or 0.0, pod.name))
     serving = sum(pod.works and pod.serving and pod.draining_since is None for pod in live)
     if victim.works and serving < desired_replicas:
-        return DrainPlan(_return(pending), POLL_SECONDS, f"pod {victim.name} is needed while another isn't ready")
+        return DrainPlan(_return(pending), POLL_SECONDS, f"pod {victim.name} is needed while another doesn't serve")
     step = watch_drain(victim, load, drain_timeout_seconds, now)
     if step.done:
         return _release(current_replicas, step.done, *_return(others), *step.actions)

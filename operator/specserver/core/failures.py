@@ -95,7 +95,7 @@ def classify_pod(pod: Pod, *, load_deadline_seconds: float, now: float) -> Troub
     if pod.ready and pod.stalled:
         return Trouble(
             Reason.ENGINE_STALLED,
-            f"pod {pod.name}: requests wait, none runs, and its engine works on nothing: see its log;"
+            f"pod {pod.name}: requests wait, and its engine works on none: see its log; unless somebody paused it,"
             f" `kubectl delete pod {pod.name}` has it replaced",
         )
     if pod.failure is not None:
@@ -118,9 +118,9 @@ def classify_pod(pod: Pod, *, load_deadline_seconds: float, now: float) -> Troub
 
 
 def find_stalled(pods: Sequence[Pod], load: Load | LoadUnknown, before: frozenset[str]) -> frozenset[str]:
-    """UIDs of the pods whose engines are stalled. Where a pod's load isn't known, it is what it was `before`."""
+    """UIDs of the ready pods whose engines are stalled. Where a pod's load isn't known, it is what it was `before`."""
     known = {one.pod: one.stalled for one in load.pods} if isinstance(load, Load) else {}
-    return frozenset(pod.uid for pod in pods if known.get(pod.name, pod.uid in before))
+    return frozenset(pod.uid for pod in pods if pod.ready and known.get(pod.name, pod.uid in before))
 
 
 def classify_failure(failure: ContainerFailure, *, load_deadline_seconds: float) -> tuple[Reason, str] | None:

@@ -113,17 +113,17 @@ def plan_ready(
 
 
 def plan_available(replicas: Replicas, *, max_unavailable: int) -> Condition:
-    """The condition Available: as many replicas take traffic as a rollout leaves at the least, and one in any case."""
+    """The condition Available: as many replicas serve as a rollout leaves at the least, and one in any case."""
     least = max(1, replicas.desired - max_unavailable)
     if replicas.available >= least:
         return Condition(
-            ConditionType.AVAILABLE, Status.TRUE, Reason.MINIMUM_REPLICAS_AVAILABLE, f"{least} or more replicas take traffic"
+            ConditionType.AVAILABLE, Status.TRUE, Reason.MINIMUM_REPLICAS_AVAILABLE, f"{least} or more replicas serve"
         )
     return Condition(
         ConditionType.AVAILABLE,
         Status.FALSE,
         Reason.MINIMUM_REPLICAS_UNAVAILABLE,
-        f"{replicas.available} replicas take traffic, at least {least} should",
+        f"{replicas.available} replicas serve, at least {least} should",
     )
 
 

@@ -227,6 +227,8 @@ def _ask(
             values.append(value)
         else:
             leaving += value
+    # A rollout's surge is no replica, so of pods beyond `current` none is a stalled replica.
+    stalled = max(0, stalled - max(0, len(values) + unready + missing + stalled - current))
     wanted = float(target.value)
     if not values:
         return _Ask(target.metric.value, wanted, math.nan, None)
@@ -240,9 +242,11 @@ def _ask(
         up_tolerance=up.tolerance,
         down_tolerance=down.tolerance,
     )
-    replicas = min(replicas + stalled, max(current, replicas + 1))
     # Never 0: there is no scaling to zero, and whether an idle server has 0 requests or 1 is no news.
-    return _Ask(target.metric.value, wanted, sum(values) / len(values), max(1, replicas))
+    replicas = max(1, replicas)
+    return _Ask(
+        target.metric.value, wanted, sum(values) / len(values), min(replicas + stalled, max(current, replicas + 1))
+    )
 
 
 def _value(metric: v1alpha1.TargetMetric, sample: PodLoad) -> float:

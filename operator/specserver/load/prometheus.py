@@ -105,6 +105,7 @@ class PrometheusLoad:
         data_parallel: int = 1,
     ) -> Load | LoadUnknown:
         """The load of the ready ones among these pods of one server. `labels`: further matchers for each query."""
+        self._looks.note_restarts(pods)
         ready = replicas_to_observe(pods)
         if not ready:
             return NO_READY_REPLICAS

@@ -9,12 +9,13 @@ Rules, each from somebody's outage:
 - Fewer data-parallel ranks than the server has: unknown, for the missing ones may be the busy ones.
 - Counters are read as rates only; one that fell was reset, and gives no rate for that interval.
 - An engine before which requests wait, of which none runs, and that counts no token of any kind for STALLED_AFTER_SECONDS is
-  stalled. A long prompt is none: SGLang counts its tokens chunk by chunk, also while no request runs yet.
+  stalled, until one runs or a token is counted: that clients give up mends nothing. A long prompt is no stall: SGLang counts its
+  tokens chunk by chunk, also while no request runs yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specserver.api.conditions import Reason
@@ -38,6 +39,8 @@ from specserver.load.metric_names import (
 MIN_RATE_INTERVAL_SECONDS = 1.0
 """Looks closer together than this share one rate: a reconcile may follow another within milliseconds."""
 STALLED_AFTER_SECONDS = 30.0
+LONGEST_STANDSTILL_SECONDS = STALLED_AFTER_SECONDS / 2
+"""What one look adds to a standstill at most. So two looks are never a stall, whatever a clock did between them."""
 FORGET_AFTER_SECONDS = 900.0
 FULL_WITH_ROUNDING = 1.01
 MAX_PODS_IN_MESSAGE = 3
@@ -68,8 +71,12 @@ class _Look:
 @dataclass(frozen=True)
 class _Standstill:
     tokens: float
-    since: float
+    seconds: float
     at: float
+
+    @property
+    def is_stall(self) -> bool:
+        return self.seconds >= STALLED_AFTER_SECONDS
 
 
 class Looks:
@@ -80,16 +87,22 @@ class Looks:
         self._standstills: dict[str, _Standstill] = {}
         self._forgot_at = 0.0
 
-    def stalled(self, uid: str, *, waiting: bool, tokens: float, at: float) -> bool:
-        """Whether this pod has stood still for STALLED_AFTER_SECONDS: requests are `waiting` at each look, and all its counters
-        of tokens together stay the same."""
+    def stalled(self, uid: str, *, running: float, queued: float, tokens: float, at: float) -> bool:
+        """Whether this pod is stalled. `tokens`: all its counters of them together."""
         before = self._standstills.pop(uid, None)
-        if not waiting:
+        if before is None or before.tokens != tokens:
+            before = _Standstill(tokens, 0.0, at)
+        if running > 0 or not (queued > 0 or before.is_stall):
             return False
-        same = before is not None and before.tokens == tokens and before.since <= at
-        since = before.since if before is not None and same else at
-        self._standstills[uid] = _Standstill(tokens, since, at)
-        return at - since >= STALLED_AFTER_SECONDS
+        added = min(max(0.0, at - before.at), LONGEST_STANDSTILL_SECONDS)
+        self._standstills[uid] = standstill = _Standstill(tokens, before.seconds + added, at)
+        return standstill.is_stall
+
+    def note_restarts(self, pods: Iterable[Pod]) -> None:
+        """A pod that isn't ready may have a new engine when it is: what stood still was the old one."""
+        for pod in pods:
+            if not pod.ready:
+                self._standstills.pop(pod.uid, None)
 
     def rate(self, uid: str, counter: str, total: float, at: float) -> float | None:
         """The rate since the previous look at this pod; None at its first and after a reset."""
@@ -142,7 +155,7 @@ def observe_replica(
             token_usage=min(usage, 1.0),
             tokens_per_second=looks.rate(pod.uid, *tokens, at) if tokens else None,
             observed_at=at,
-            stalled=looks.stalled(pod.uid, waiting=queued > 0 and running == 0, tokens=_all_tokens(samples), at=at),
+            stalled=looks.stalled(pod.uid, running=running, queued=queued, tokens=_all_tokens(samples), at=at),
             skewed=_is_skewed(samples, ranks),
         )
     except _NotKnown as error:

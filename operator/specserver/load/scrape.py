@@ -42,6 +42,7 @@ class DirectScraper:
         self, pods: Sequence[Pod], *, port: int, now: float, staleness_seconds: float, data_parallel: int = 1
     ) -> Load | LoadUnknown:
         """The load of the ready ones among these pods of one server."""
+        self._looks.note_restarts(pods)
         ready = replicas_to_observe(pods)
         if not ready:
             return NO_READY_REPLICAS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -262,6 +264,17 @@ def test_replicas_without_pods_need_no_drain() -> None:
     """Say a quota refuses the third pod."""
     step = plan([a_pod("p0"), a_pod("p1")], a_load(9, 9), desired=2, current=3)
     assert brief(step.actions) == [("ReleaseReplica", 2)]
+
+
+@pytest.mark.parametrize(
+    ("stalled", "comes_back"),
+    [pytest.param("p0", True, id="one that stays"), pytest.param("p2", False, id="the one that goes")],
+)
+def test_a_stalled_replica_is_none_to_count_on(stalled: str, *, comes_back: bool) -> None:
+    pods = [a_pod("p0"), a_pod("p1", ready=comes_back), draining("p2", NOW - 8)]
+    pods = [replace(pod, stalled=pod.name == stalled) for pod in pods]
+    step = plan(pods, a_load(3, 3, 3), desired=2, current=3)
+    assert brief(step.actions) == ([("ReturnToService", "p2")] if comes_back else [])
 
 
 # ---- rollouts -----------------------------------------------------------------------------------------------------------

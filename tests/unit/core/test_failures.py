@@ -279,9 +279,11 @@ def test_a_place_that_becomes_free_is_no_shortage() -> None:
 
 def test_a_stall_lasts_while_the_load_is_unknown_and_ends_with_what_is_seen() -> None:
     pods = [build_pod(name) for name in ("a", "b", "c")]
+    restarted = [build_pod("b", ready=False)]
     unread = Load((PodLoad("a", 0, 9, 0.0, 0.0, NOW, stalled=True),), (PodLoadUnknown("b", "connection refused"),))
     seen = find_stalled(pods, unread, frozenset({"uid-b", "uid-gone"}))
     assert seen == {"uid-a", "uid-b"}
+    assert find_stalled(restarted, unread, seen) == frozenset()
     assert find_stalled(pods, LoadUnknown("ScrapeError", "connection refused"), seen) == seen
     works = Load(tuple(PodLoad(name, 1, 0, 0.0, 5.0, NOW) for name in ("a", "b", "c")))
     assert find_stalled(pods, works, seen) == frozenset()

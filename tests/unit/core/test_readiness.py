@@ -72,8 +72,8 @@ READY = [
         (A, build_pod("b", stalled=True)), 2,
         (
             "False", "EngineStalled",
-            "pod b: requests wait, none runs, and its engine works on nothing: see its log; `kubectl delete pod b` has it"
-            " replaced",
+            "pod b: requests wait, and its engine works on none: see its log; unless somebody paused it, `kubectl delete pod b`"
+            " has it replaced",
         ),
         id="ready and stalled",
     ),
@@ -185,3 +185,8 @@ def test_progressing(pods: tuple[Pod, ...], different: dict[str, Any], reason: s
 def test_unschedulable_pods_are_counted() -> None:
     pods = (A, starting("b", unschedulable_message="no"), starting("c", unschedulable_message="no", terminating=True))
     assert count_replicas(WORKLOAD, pods, 2).unschedulable == 1
+
+
+def test_a_stalled_replica_is_ready_and_not_available() -> None:
+    replicas = count_replicas(WORKLOAD, (A, build_pod("b", stalled=True)), 2)
+    assert (replicas.ready, replicas.available) == (2, 1)

@@ -139,6 +139,9 @@ STEPS: dict[str, tuple[list[Pod], Workload, dict[str, Any], tuple[list[tuple[str
     "the new one is ready and stalls": (
         [marked("p0", 8), new("p3", stalled=True), old("p2")], ONE_DONE, {},
         ([("ReturnToService", "p0")], False, 1, "RolloutStopped")),
+    "a stalled one is none that serves meanwhile": (
+        [old("p0", stalled=True), marked("p2", 8), new("p3")], ONE_DONE, {},
+        ([("ReturnToService", "p2")], False, 1, "NewRevision")),
     "the successor loads, and a stalled one does not wait for it": (
         [new("p3", ready=False, started=False), old("p1", stalled=True), old("p2")], ONE_DONE, {},
         ([("MarkDraining", "p1")], False, 1, "Draining")),

@@ -110,8 +110,11 @@ DECISIONS: dict[str, tuple[dict[str, Any], Load, int, list[tuple[str, str]]]] = 
     "and keeps nothing": (
         {"on": [*pods(1), STALLED, a_pod("p2")]}, a_load(5, 0, 5), 2, [READY, ACTIVE, FREE]),
     "a stalled engine that drains is gone, with what waits for it": (
-        {"on": [*pods(2), draining("p2", NOW - 9, stalled=True)]}, a_load(20, 20, 0, queued=(0, 0, 99)), 2,
-        [READY, ACTIVE, FREE]),
+        {"on": [*pods(2), draining("p2", NOW - 9, stalled=True)], "scaling": a_scaling(Running=20, Queued=2)},
+        a_load(20, 20, 0, queued=(2, 2, 99)), 2, [READY, ACTIVE, FREE]),
+    "a stalled pod of a rollout's surge is no replica": (
+        {"on": [*pods(2), a_pod("p2", stalled=True)], "current": 2}, a_load(15, 15, 0), 2, [READY, ACTIVE, FREE]),
+    "idle beside a stalled one": ({"on": [a_pod("p0"), STALLED]}, a_load(0, 0), 2, [READY, ACTIVE, FREE]),
     "a draining replica counts as gone": (
         {"on": [*pods(2), draining("p2", NOW - 9)]}, a_load(20, 20, 0), 2, [READY, ACTIVE, FREE]),
     "its requests count as the others', within their tolerance": (
@@ -406,6 +409,12 @@ def test_the_wait_is_bounded_even_where_engines_go_back_and_forth() -> None:
         history = result.history
         seen.append((second, result.desired_replicas > 2))
     assert seen == [(second, second >= FLIP_GRACE_SECONDS) for second in range(0, 60, 5)]
+
+
+def test_what_waits_for_a_stalled_engine_is_no_reason_not_to_wait_for_the_others() -> None:
+    engines = {"p0": an_engine("p0", last_switch_at=NOW - 5), "p2": an_engine("p2")}
+    result = plan(a_load(80, 0, 80, queued=(0, 9, 0)), on=[a_pod("p0"), STALLED, a_pod("p2")], engines=engines)
+    assert (result.desired_replicas, says(result)[0]) == (3, ("True", "ScaleUpStabilized"))
 
 
 @pytest.mark.parametrize(

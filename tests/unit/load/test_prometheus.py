@@ -71,6 +71,24 @@ async def test_reads_the_last_scrape_of_each_pod() -> None:
     assert load.complete
 
 
+async def test_a_stall_ends_with_the_engine() -> None:
+    times = (0, 15, 30, 45)
+    prometheus = FakePrometheus([scrape_of("m-0", 0, at=NOW + at) for at in times])
+    async with serving(prometheus):
+        source = PrometheusLoad(prometheus.url)
+
+        async def is_stalled(at: float) -> bool:
+            load = await look(source, now=NOW + at)
+            assert isinstance(load, Load)
+            return load.pods[0].stalled
+
+        assert [await is_stalled(at) for at in times[:3]] == [False, False, True]
+        restarting = [build_pod("m-0", ready=False)]
+        await source.observe_load(restarting, namespace="t1", port=PORT, now=NOW + 35, staleness_seconds=60)
+        assert not await is_stalled(45)
+        source.close()
+
+
 async def test_one_query_by_post_in_the_body_with_the_token() -> None:
     prometheus = FakePrometheus([scrape_of("m-0", 3)])
     await ask(prometheus, token="s3cret\n", labels={"cluster": "eu-1"})

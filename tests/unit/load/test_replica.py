@@ -241,7 +241,10 @@ def test_pods_that_are_gone_are_forgotten() -> None:
     looks = Looks()
     looks.rate("gone", "c", 100, NOW)
     looks.rate("here", "c", 100, NOW + 890)
+    for at in (0, 15, 30):
+        looks.stalled("gone", running=0, queued=1, tokens=5, at=NOW - 30 + at)
     looks.forget(NOW + 900)
+    assert not looks.stalled("gone", running=0, queued=1, tokens=5, at=NOW + 901)
     assert looks.rate("gone", "c", 200, NOW + 901) is None
     assert looks.rate("here", "c", 210, NOW + 901) == 10.0
 
@@ -256,6 +259,9 @@ STANDSTILLS: dict[str, tuple[list[tuple[float, float, float]], list[bool]]] = {
     "nobody waits": ([(0, 0, 1400)] * 6, [False] * 6),
     "a token now and then": ([(0, 9, 1400)] * 3 + [(0, 9, 1401)] * 3, [False] * 6),
     "over as soon as something moves": ([(0, 9, 1400)] * 4 + [(0, 9, 1500), (3, 6, 1600)], [False] * 3 + [True] + [False] * 2),
+    "clients that give up mend nothing": ([(0, 9, 1400)] * 4 + [(0, 0, 1400), (0, 2, 1400)], [False] * 3 + [True] * 3),
+    "clients that gave up in time saw no stall": ([(0, 9, 1400)] * 3 + [(0, 0, 1400)] + [(0, 9, 1400)] * 2, [False] * 6),
+    "one that runs again is no stall": ([(0, 9, 1400)] * 4 + [(1, 8, 1400), (0, 8, 1400)], [False] * 3 + [True] + [False] * 2),
     "a reset is a new start": ([(0, 9, 1400)] * 3 + [(0, 9, 0)] * 3, [False] * 6),
 }  # fmt: skip
 """Running, queued and tokens at looks 10 s apart; whether it is stalled at each of them."""
@@ -281,14 +287,33 @@ def test_standstill(case: str, counter: str) -> None:
 def test_an_engine_that_never_counted_a_token_can_be_stalled() -> None:
     page = "specserver_running_requests 0\nspecserver_queued_requests 3\n"
     looks = Looks()
-    seen = [observe(page, looks=looks, at=NOW + at) for at in (0, 29.9, 30)]
-    assert [one.stalled for one in seen if isinstance(one, PodLoad)] == [False, False, True]
+    seen = [observe(page, looks=looks, at=NOW + at) for at in (0, 14.9, 29.8, 30)]
+    assert [one.stalled for one in seen if isinstance(one, PodLoad)] == [False, False, False, True]
 
 
-def test_a_clock_that_jumps_back_begins_a_standstill_anew() -> None:
+@pytest.mark.parametrize(
+    ("times", "stalled"),
+    [
+        pytest.param((0, 3600, 3610, 3620), [False, False, False, True], id="forward"),
+        pytest.param((0, 10, -3600, -3590, -3580), [False, False, False, False, True], id="back"),
+    ],
+)
+def test_a_clock_that_jumps_makes_no_stall(times: tuple[float, ...], stalled: list[bool]) -> None:
     looks = Looks()
-    stood = [looks.stalled("u", waiting=True, tokens=5, at=NOW + at) for at in (0, 40, -3600, -3575, -3570)]
-    assert stood == [False, True, False, False, True]
+    assert [looks.stalled("u", running=0, queued=1, tokens=5, at=NOW + at) for at in times] == stalled
+
+
+def test_a_stall_is_the_engines_and_not_that_of_the_next_one_in_its_pod() -> None:
+    looks = Looks()
+
+    def look(at: float) -> bool:
+        return looks.stalled("uid-m-0", running=0, queued=1, tokens=0, at=NOW + at)
+
+    assert [look(at) for at in (0, 15, 30)] == [False, False, True]
+    looks.note_restarts([build_pod(), build_pod("other", ready=False)])
+    assert look(45)
+    looks.note_restarts([build_pod(ready=False)])
+    assert not look(60)
 
 
 # ---- the server's load ---------------------------------------------------------------------------------------------------

@@ -66,6 +66,21 @@ async def test_tokens_a_second_since_the_last_look_by_pod_uid(session: aiohttp.C
     assert reborn.tokens_per_second is None
 
 
+async def test_a_stall_ends_with_the_engine(session: aiohttp.ClientSession) -> None:
+    scraper = DirectScraper(PodHttp(session))
+    async with FakeEngine(queued=3) as engine:
+
+        async def is_stalled(at: float) -> bool:
+            load = await look(scraper, engine, now=NOW + at)
+            assert isinstance(load, Load)
+            return load.pods[0].stalled
+
+        assert [await is_stalled(at) for at in (0, 16, 32)] == [False, False, True]
+        restarting = build_pod("m-0", ip=engine.host, ready=False)
+        await scraper.observe_load([restarting], port=engine.port, now=NOW + 40, staleness_seconds=60)
+        assert not await is_stalled(48)
+
+
 async def test_a_page_has_the_time_at_which_it_came(session: aiohttp.ClientSession) -> None:
     """Dated by the time of asking, the rate of a pod that answers late would be too high, and the next one too low."""
     async with FakeEngine(delay_seconds=0.4) as engine:
