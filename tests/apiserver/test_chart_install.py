@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -125,7 +126,10 @@ def cluster(running: Cluster) -> Iterator[Cluster]:
     yield running
     for namespace, release in running.releases() - releases:
         running.uninstall(namespace, release=release)
-    running.api.kubectl("delete", "crd", CRD, "--ignore-not-found", "--timeout=60s")
+    with contextlib.suppress(ClusterError):  # it may be gone, or going
+        # Not before its names are accepted: the API server was once seen to hang for a minute over one deleted just then.
+        running.wait_established()
+    running.api.kubectl("delete", "crd", CRD, "--ignore-not-found", "--timeout=100s")
     # Not waited for: without the controller-manager a namespace never ends.
     if made := running.namespaces() - namespaces:
         running.api.kubectl("delete", "namespace", "--wait=false", *made)
