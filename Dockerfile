@@ -1,4 +1,4 @@
-# The operator. From the repository root:  docker build -t specserver/operator .
+# The operator. From the repository root:  docker build -t specserver/operator:0.1.0 .
 #
 # A file with pip's settings and one with certificates may be passed as build secrets (`--secret id=pip,src=… --secret id=ca,src=…`);
 # they are there while a step runs and in no layer.

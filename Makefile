@@ -30,7 +30,7 @@ cluster-up: $(SETUP) ## A Kubernetes node on this machine
 cluster-down: $(SETUP) ## Take it down again
 	@$(PYTHON) -m tests.localcluster down
 
-images: $(SETUP) ## Build the images
+images: $(SETUP) ## Build the images for tests and demo: operator, sglang-cpu, prometheus
 	@$(PYTHON) -m tests.localcluster.images build
 
 generate: $(SETUP) ## The CRD and docs/fields.md from the types

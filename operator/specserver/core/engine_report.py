@@ -130,9 +130,7 @@ def plan_speculation_active(engines: Engines, mode: Mode) -> Condition:
     if len(speculating) == len(states):
         return active(Status.TRUE, Reason.SPECULATING, f"{len(states)} replicas speculate")
     if not speculating:
-        return active(
-            Status.FALSE, Reason.ABOVE_CROSSOVER, f"{len(states)} replicas decode plainly: the load is above the policy's bounds"
-        )
+        return active(Status.FALSE, Reason.ABOVE_CROSSOVER, f"{len(states)} replicas decode plainly, as their policy asks now")
     return active(Status.TRUE, Reason.MIXED_REPLICAS, f"{len(speculating)} of {len(states)} replicas speculate")
 
 

@@ -62,7 +62,7 @@ def start_sweep(arguments: Sequence[str], file: str) -> subprocess.Popen[bytes] 
         return None
     ports = [arguments[i + 1] for i, argument in enumerate(arguments[:-1]) if argument == "--port"]
     url = f"http://127.0.0.1:{ports[-1] if ports else DEFAULT_PORT}"
-    return subprocess.Popen([*SWEEP, url, file])
+    return subprocess.Popen([*SWEEP, "--wait", "--url", url, "--out", file])
 
 
 def _send(pid: int, number: int) -> None:

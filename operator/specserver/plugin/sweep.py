@@ -35,6 +35,7 @@ ROUNDS = 12
 SECONDS = 20.0
 FIRST_TOKEN, PROMPT_TOKENS, MOST_TOKENS, CONTEXT_RESERVE = 10, 128, 2048, 64
 ANSWER_SECONDS = 30.0
+UP_POLL_SECONDS = 1.0
 
 
 class SweepFailed(Exception):
@@ -95,6 +96,15 @@ class HttpEngine:
     def __init__(self, url: str, admin_key: str, api_key: str) -> None:
         self._url, self._admin_key, self._api_key = url.rstrip("/"), admin_key, api_key
 
+    def wait_until_up(self) -> None:
+        """However long the model takes to load: who starts this beside an engine ends it with the engine."""
+        while True:
+            try:
+                self._open("GET", "/ready", None, "").close()
+                return
+            except SweepFailed:
+                time.sleep(UP_POLL_SECONDS)
+
     def state(self) -> dict[str, Any]:
         """Of the first rank: costs are the deciding rank's."""
         ranks: list[dict[str, Any]] = self._control("GET", "state")["ranks"]
@@ -153,13 +163,20 @@ class HttpEngine:
             raise SweepFailed(f"{method} {self._url}{path}: {error}: is the engine up?") from error
 
 
-def main(arguments: Sequence[str]) -> int:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specserver.plugin.sweep", description="Measures an engine's step costs.")
     parser.add_argument("--url", required=True, help="the engine's, such as http://127.0.0.1:30000")
     parser.add_argument("--out", required=True, type=Path, help="the file for the profile")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all of it (default: %(default)s)")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--wait", action="store_true", help="wait until the engine is up")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = build_parser().parse_args(arguments)
     engine = HttpEngine(options.url, os.environ.get("SPECSERVER_ADMIN_KEY", ""), os.environ.get("SPECSERVER_API_KEY", ""))
+    if options.wait:
+        engine.wait_until_up()
     try:
         profile = sweep(engine, options.seconds)
     except SweepFailed as error:

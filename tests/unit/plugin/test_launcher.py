@@ -15,12 +15,20 @@ from specserver.plugin import launcher
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-SWEEP = "import pathlib, sys, time; pathlib.Path(sys.argv[2]).touch(); time.sleep(600)"
+SWEEP = """
+import sys, time
+from specserver.plugin.sweep import build_parser
+options = build_parser().parse_args(sys.argv[1:])
+assert options.wait
+options.out.write_text(options.url)
+"""
+LONG_SWEEP = f"{SWEEP}time.sleep(600)"
+"""They take what a sweep takes. The real one, beside a real engine: tests/engine/test_sweep.py."""
 
 
 def start(script: str, **variables: str) -> subprocess.Popen[str]:
     code = f"import sys\nfrom specserver.plugin import launcher\nlauncher.SERVER = (sys.executable, '-c', {script!r})\n"
-    code += f"launcher.SWEEP = (sys.executable, '-c', {SWEEP!r})\nsys.exit(launcher.main(['--some-argument']))"
+    code += f"launcher.SWEEP = (sys.executable, '-c', {LONG_SWEEP!r})\nsys.exit(launcher.main(['--some-argument']))"
     variables = {**os.environ, "PYTHONPATH": str(REPOSITORY / "operator"), **variables}
     return subprocess.Popen([sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
 
@@ -67,8 +75,7 @@ def test_a_sweep_is_started_for_a_file_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], port: str
 ) -> None:
     file = tmp_path / "profile.json"
-    script = f"import pathlib, sys; pathlib.Path(r'{file}').write_text(sys.argv[1])"
-    monkeypatch.setattr(launcher, "SWEEP", (sys.executable, "-c", script))
+    monkeypatch.setattr(launcher, "SWEEP", (sys.executable, "-c", SWEEP))
     sweep = launcher.start_sweep(arguments, str(file))
     assert sweep is not None
     assert sweep.wait(timeout=30) == 0
