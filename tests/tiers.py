@@ -5,10 +5,9 @@
 
 A tier that lacks a tool installs it or fails and names the fix; none is ever skipped.
 
-What fails on a real cluster or engine runs once more, one test at a time and against servers started anew. Both outcomes are
-printed, and the table says FLAKY where only the first one was bad: hundreds of tests with real clocks on a machine of two cores
-would else make each whole run a lottery, and what they show, a regression, fails twice. FLAKY is a fault to mend, of the test or
-of the product.
+Tests that fail run once more, one at a time and against servers started anew. Both outcomes are printed, and the table says FLAKY
+where only the first one was bad: hundreds of tests with real clocks on a machine of two cores would else make each whole run a
+lottery, and what they show, a regression, fails twice. FLAKY is a fault to mend, of the test or of the product.
 """
 
 from __future__ import annotations
@@ -56,14 +55,13 @@ def _prepare_node() -> None:
 
 @dataclass(frozen=True)
 class Tier:
-    """commands: each run from the repository's root; a failing one fails the tier, and the next ones still run.
-    real: the tests meet processes with clocks of their own, so what fails runs a second time."""
+    """commands: each run from the repository's root; a failing one fails the tier, and the next ones still run. What fails of
+    tests runs a second time."""
 
     name: str
     proves: str
     commands: tuple[tuple[str, ...], ...]
     prepare: Callable[[], object] = _prepare_nothing
-    real: bool = False
 
 
 def _pytest(*arguments: str, workers: str = "0") -> tuple[str, ...]:
@@ -87,16 +85,15 @@ TIERS = (
         "admission, ownership, status and scaling on a real API server",
         (_pytest("tests/apiserver", "--dist", "loadfile", workers="2"),),
         _prepare_apiserver,
-        real=True,
     ),
     Tier("versions", "every supported SGLang release", (_pytest("tests/versions", workers="2"),), ensure_sources),
-    Tier("engine", "the plugin in a real SGLang on CPU", (_pytest("tests/engine"),), ensure_environment, real=True),
-    Tier("node", "real pods on a real kubelet: the whole story", (_pytest("tests/node"),), _prepare_node, real=True),
+    Tier("engine", "the plugin in a real SGLang on CPU", (_pytest("tests/engine"),), ensure_environment),
+    Tier("node", "real pods on a real kubelet: the whole story", (_pytest("tests/node"),), _prepare_node),
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the tiers and prints a table. Exit status 1 where one failed, twice if it is a real one."""
+    """Runs the tiers and prints a table. Exit status 1 where one failed, of tests: twice."""
     named = arguments or [name.strip() for name in os.environ.get("TIERS", "").split(",") if name.strip()]
     unknown = sorted(set(named) - {tier.name for tier in TIERS})
     if unknown:
@@ -145,7 +142,7 @@ def _run(tier: Tier, prepared: Future[object] | None) -> str:
     failed = [(command, code) for command in tier.commands if (code := run(command))]
     if not failed:
         return "passed"
-    if not tier.real or any(code != pytest.ExitCode.TESTS_FAILED for _, code in failed):
+    if any("pytest" not in command or code != pytest.ExitCode.TESTS_FAILED for command, code in failed):
         return "FAILED"
     print(f"\n=== {tier.name}: what failed, once more", flush=True)
     again = [run((*command, "-n", "0", "--last-failed", "--last-failed-no-failures=none")) for command, _ in failed]

@@ -77,7 +77,7 @@ STEPS: list[tuple[str, Callable[[World, FakePrometheus], None], str, str]] = [
     ("401", broken(status=401, body="<html>who?</html>"), "PrometheusError", "query load: answered 401"),
     ("empty", measured(lambda _: []), "MetricsMissing", "has no series with namespace="),
     ("NaN", measured(lambda world: scrape(world, change=only(RUNNING, "NaN"))), "MetricsMissing", f"{RUNNING} is 'NaN'"),
-    ("stale", measured(lambda world: scrape(world, age_seconds=90)), "MetricsStale", "older than 8 s"),
+    ("stale", measured(lambda world: scrape(world, age_seconds=90)), "MetricsStale", "older than 5 s"),
     ("target down", measured(lambda world: scrape(world, up=0)), "ScrapeError", "up is 0"),
     ("one pod of three", measured(lambda world: scrape(world)[:5]), "MetricsMissing", "has no series of it"),
     ("slow", broken(delay_seconds=30.0), "MetricsStale", "has not been read within metrics.staleness"),
@@ -87,7 +87,7 @@ STEPS: list[tuple[str, Callable[[World, FakePrometheus], None], str, str]] = [
 
 async def test_neither_lever_moves_while_the_load_is_unknown(world: World, prometheus: FakePrometheus) -> None:
     """One server lives through all of it: the engines idle, which would remove replicas, or are flooded, which would add some."""
-    metrics = {"prometheus": {"url": prometheus.url}, "interval": "1s", "staleness": "8s"}
+    metrics = {"prometheus": {"url": prometheus.url}, "interval": "1s", "staleness": "5s"}
     await world.create_ready(replicas=None, scaling={**SCALING, "minReplicas": 3}, metrics=metrics)
     load(world, 4)
 

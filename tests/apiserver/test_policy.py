@@ -63,7 +63,7 @@ async def test_an_engine_that_hangs_delays_no_other(world: World) -> None:
         began = time.monotonic()
         await change_bound(world, value)
         await eventually(lambda value=value: all(bound(one) == value for _, one in others), "the bound in the others")
-        assert time.monotonic() - began < REACHES_WITHIN_SECONDS
+        assert time.monotonic() - began < 5.0, "the hung one costs the pass a second or two, and not its 6 s"
     await world.wait_condition("PolicyApplied", "False", says=hung_pod)
     await world.wait_condition("MetricsAvailable", "False", says=hung_pod)
     hung.delay_seconds = 0.0

@@ -104,7 +104,11 @@ async def test_up_with_the_load_and_down_by_the_idlest(world: World) -> None:
     down = await world.wait_event("ScaledDown")
     assert "from 3 to 2 replicas: fewer replicas carry the load: Running 2.5 per replica (target 6)" in down["message"]
     assert f"pod {victim} finished its requests" in down["message"]
-    assert [(line["from"], line["to"]) for line in (await world.status())["scaling"]["history"]] == [(3, 2), (2, 3)]
+
+    async def history() -> bool:
+        return [(line["from"], line["to"]) for line in (await world.status())["scaling"]["history"]] == [(3, 2), (2, 3)]
+
+    await eventually(history, "both changes in the history")
     await world.wait_condition("Ready", "True")
     await world.wait_condition("Progressing", "True", "RolloutComplete")
     assert await draining(world) == []
@@ -174,6 +178,8 @@ HOLDS = [
 async def test_replicas_are_held(world: World, different: Body, broken: dict[str, Any], reason: str) -> None:
     await start_three(world, scaling=scaling(maxReplicas=5))
     await world.change(scaling=different)
+    if different:
+        await world.wait_condition("ScalingActive", "False", reason)
     for running in (100, 0):
         for engine in load(world, running, running, running, queued=running):
             for name, value in broken.items():

@@ -198,7 +198,7 @@ def test_load_in_state_and_metrics_is_live(server: Server) -> None:
     server.set_policy(mode="Auto")
     with server.background_load(PROMPTS[:20], tokens=200):
         wait_until(lambda: loads(server) == (16, 4, 16, 4), 15, lambda: f"16 running, 4 queued; {loads(server)}")
-    wait_until(lambda: loads(server) == (0, 0, 0, 0), 0.5, lambda: f"idle; {loads(server)}")
+    wait_until(lambda: loads(server) == (0, 0, 0, 0), 10, lambda: f"idle; {loads(server)}")
 
 
 def cross_bridge(server: Server) -> None:

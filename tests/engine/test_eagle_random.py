@@ -48,8 +48,9 @@ def test_a_few_errors_are_counted_and_the_plugin_stays(
 
 
 def test_after_one_more_error_the_engine_goes_on_stock(eagle_random: Speculating, faults_file: Path) -> None:
+    """One is enough after the test above; alone it takes all of them."""
     server = eagle_random.server
-    faults_file.write_text(json.dumps({"rule": 1}))
+    faults_file.write_text(json.dumps({"rule": MAX_ERRORS_A_HOOK}))
     wait_until(lambda: not server.state()["armed"], 5, "the plugin lets go")
     outputs = server.generate_all(PROMPTS, TOKENS, concurrency=12)
     assert eagle_random.wrong(outputs) == []

@@ -11,15 +11,14 @@ from tests.engine import scenarios
 from tests.engine.conftest import PlainRun, Speculating, StartServer, policy_json
 from tests.engine.server import Config
 
-TWO_RANKS = {
-    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # a core a rank; SGLang wants a NUMA node a rank otherwise
-    "SGLANG_NCCL_SO_PATH": "/nonexistent",  # torch's CUDA build would bring NCCL; without it SGLang takes gloo
-}
-
 
 @pytest.fixture(scope="module")
 def two_ranks(make_server: StartServer, models: Path, plain_random: PlainRun) -> Iterator[Speculating]:
-    config = Config(models / "random", "EAGLE3", policy=policy_json(), arguments=("--tp", "2"), variables=TWO_RANKS)
+    variables = {
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # a core a rank; SGLang wants a NUMA node a rank otherwise
+        "SGLANG_NCCL_SO_PATH": "/nonexistent",  # torch's CUDA build would bring NCCL; without it SGLang takes gloo
+    }
+    config = Config(models / "random", "EAGLE3", policy=policy_json(), arguments=("--tp", "2"), variables=variables)
     with make_server(config) as server:
         yield Speculating(server, plain_random)
 

@@ -1,6 +1,6 @@
 """What the plugin does not control: the engine serves as SGLang made it, and says why in read-back, metrics and log.
 
-Here are those of the refused ways to start that a CPU can run; all of them are in tests/unit/plugin/test_arming.py.
+STANDALONE is the refused way to start that a CPU can serve; all of them are in tests/unit/plugin/test_arming.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from pathlib import Path
 
 from tests.engine.conftest import PROMPTS, TOKENS, PlainRun, StartServer
 from tests.engine.server import Config
-from tests.engine.test_tensor_parallel import TWO_RANKS
 
 STANDALONE = "speculative algorithm STANDALONE is not supported (supported: EAGLE, EAGLE3)"
-DATA_PARALLEL = "data-parallel attention is not supported: its ranks would choose different step counts"
 
 
 def test_a_draft_model_of_its_own(make_server: StartServer, models: Path, plain_random: PlainRun) -> None:
@@ -29,11 +27,3 @@ def test_a_draft_model_of_its_own(make_server: StartServer, models: Path, plain_
         assert metrics["specserver_armed"] == 0
         assert metrics['specserver_unarmed{cause="Algorithm"}'] == 1
         assert f"not armed on rank tp0: {STANDALONE}" in server.log()
-
-
-def test_data_parallel_attention(make_server: StartServer, models: Path) -> None:
-    """Both ranks say so. No request is sent: SGLang's Llama cannot share its embedding among data-parallel ranks."""
-    arguments = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
-    with make_server(Config(models / "random", "EAGLE3", adaptive=False, arguments=arguments, variables=TWO_RANKS)) as server:
-        assert {state["rank"]: state["reason"] for state in server.states()} == {"tp0": DATA_PARALLEL, "tp1": DATA_PARALLEL}
-        assert all(f"not armed on rank {rank}: {DATA_PARALLEL}" in server.log() for rank in ("tp0", "tp1"))

@@ -55,6 +55,8 @@ _PLACE_TAKEN_SECONDS = 15.0
 _HEAD_START_SECONDS = 0.3
 _NOT_KEPT_SECONDS = 600.0
 """How soon a status that the API server did not keep is written again: the definition may be the right one then."""
+_UNREADY_SECONDS = 15.0
+"""How soon to look again at a server that isn't ready, whatever its interval: news of its pods may be on a silent watch."""
 _PENDING_SECONDS = 2.0
 """How soon to look again while something is on its way that no watch will tell of."""
 
@@ -228,7 +230,9 @@ class Reconciler:
 
         # 7. When to look again.
         waiting = applied.waiting or memory.looking is not None
-        return RequeueAfter(min(interval, *_sooner(drain, rollout, problems, scaling, waiting=waiting)))
+        ready = any(one["type"] == ConditionType.READY and one["status"] == Status.TRUE for one in status["conditions"])
+        latest = interval if ready else min(interval, _UNREADY_SECONDS)
+        return RequeueAfter(min(latest, *_sooner(drain, rollout, problems, scaling, waiting=waiting)))
 
     async def _write_status(self, key: Key, body: Body, status: Mapping[str, Any], memory: _Memory, now: float) -> None:
         """Writes what differs. What an older definition does not keep is tried again after a while only, and said once."""

@@ -74,6 +74,7 @@ KEEPS: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 5},
     "scaling": {"scaling": {"minReplicas": 2, "maxReplicas": 9, "targets": TARGETS}},
     "metrics.prometheus": {"metrics.prometheus": {"url": "http://prometheus:9090"}},
+    "metrics.onLoss": {"metrics.prometheus": {"url": "http://prometheus:9090"}, "metrics.onLoss": "Fallback"},
     "metrics.interval": {"metrics.interval": "5s"},
     "metrics.staleness": {"metrics.staleness": "90s"},
     "rollout.maxSurge": {"rollout.maxSurge": 1},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -158,21 +157,24 @@ async def test_what_nobody_foresaw_is_logged_and_tried_again(caplog: pytest.LogC
 
 async def test_back_off_grows_and_ends_with_success(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specserver.controller.queue._FIRST_BACK_OFF_SECONDS", 0.02)
-    times: list[float] = []
-    outcomes: list[Outcome] = [Retry("x"), Retry("x"), Retry("x"), RequeueAfter(0.0), Retry("x"), Gone()]
+    outcomes: list[Outcome] = [Retry("x"), Retry("x"), Retry("x"), RequeueAfter(0.001), Retry("x"), Gone()]
+    ahead, delays = iter(outcomes), list[float]()
 
     async def reconcile(_key: Key) -> Outcome:
-        times.append(asyncio.get_running_loop().time())
-        return outcomes[len(times) - 1]
+        return next(ahead)
 
     async with running(reconcile) as queue:
+        add = queue.add
         queue.add(A)
-        await until(lambda: len(times) == len(outcomes))
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert gaps[0] >= 0.016
-    assert gaps[1] >= 0.032
-    assert gaps[2] >= 0.064
-    assert gaps[4] < 0.06, "after a success it begins anew"
+
+        def note(key: Key, *, delay_seconds: float = 0.0) -> None:
+            delays.append(delay_seconds)
+            add(key, delay_seconds=delay_seconds)
+
+        monkeypatch.setattr(queue, "add", note)
+        await until(lambda: len(delays) == len(outcomes) - 1)
+    wanted = [0.02, 0.04, 0.08, 0.001, 0.02]
+    assert delays == pytest.approx(wanted, rel=0.21), "a fifth more or less; after a success it begins anew"
 
 
 async def test_after_days_of_failure_it_still_tries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,6 +348,25 @@ async def test_a_load_that_takes_long_holds_up_nothing_and_counts_until_it_is_st
     operator.reconciler._forget(KEY)
 
 
+async def test_a_server_that_is_not_ready_is_looked_at_again_soon_whatever_its_interval(operator: Operator) -> None:
+    """Its pods' news may be on a watch that has fallen silent."""
+    operator.cluster.objects["SpeculativeServer", "chat"]["spec"] |= {
+        "metrics": {"interval": "10m", "staleness": "20m"}, "replicas": 1,
+    }  # fmt: skip
+    await operator.settle()
+    with_a_pod(operator.cluster, ready=False)
+    waits = []
+    for ready in (False, True):
+        operator.cluster.objects["Pod", "p"]["status"]["conditions"][0]["status"] = str(ready)
+        operator.sources.answer = a_load()
+        await operator.settle()
+        operator.now += 60
+        outcome = await operator.reconciler.reconcile(KEY)
+        assert isinstance(outcome, RequeueAfter)
+        waits.append(outcome.seconds)
+    assert waits == [15.0, 600.0]
+
+
 def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_times(inner) for key, inner in value.items() if not str(key).endswith("Time")}

@@ -75,10 +75,10 @@ async def test_a_stall_ends_with_the_engine(session: aiohttp.ClientSession) -> N
             assert isinstance(load, Load)
             return load.pods[0].stalled
 
-        assert [await is_stalled(at) for at in (0, 16, 32)] == [False, False, True]
+        assert [await is_stalled(at) for at in (0, 25, 50)] == [False, False, True]
         restarting = build_pod("m-0", ip=engine.host, ready=False)
-        await scraper.observe_load([restarting], port=engine.port, now=NOW + 40, staleness_seconds=60)
-        assert not await is_stalled(48)
+        await scraper.observe_load([restarting], port=engine.port, now=NOW + 60, staleness_seconds=60)
+        assert not await is_stalled(75)
 
 
 async def test_a_page_has_the_time_at_which_it_came(session: aiohttp.ClientSession) -> None:
@@ -139,7 +139,7 @@ async def test_odd_pages(session: aiohttp.ClientSession, page: str, reason: Reas
 
 
 async def test_a_hung_pod_costs_its_time_limit_and_delays_no_other(session: aiohttp.ClientSession) -> None:
-    scraper = DirectScraper(PodHttp(session, timeout_seconds=0.3))
+    scraper = DirectScraper(PodHttp(session, timeout_seconds=2))
     async with FakeEngine(host="127.9.0.7", running=2) as well, FakeEngine(host="127.9.0.8", port=well.port) as hung:
         hung.delay_seconds = 30
         started = time.monotonic()
@@ -147,17 +147,17 @@ async def test_a_hung_pod_costs_its_time_limit_and_delays_no_other(session: aioh
             [build_pod("m-0", ip=well.host), build_pod("m-1", ip=hung.host)],
             port=well.port, now=NOW, staleness_seconds=60,
         )  # fmt: skip
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20
     assert isinstance(load, Load)
     assert load.running == 2
-    assert "no full answer within 0.3 s" in load.unknown[0].message
+    assert "no full answer within 2 s" in load.unknown[0].message
 
 
 async def test_waiting_for_a_slot_is_not_slowness_of_the_pod(session: aiohttp.ClientSession) -> None:
-    scraper = DirectScraper(PodHttp(session, timeout_seconds=0.5, at_once=1))
-    async with FakeEngine(host="127.9.0.9", delay_seconds=0.2) as engine:
+    scraper = DirectScraper(PodHttp(session, timeout_seconds=2, at_once=1))
+    async with FakeEngine(host="127.9.0.9", delay_seconds=0.3) as engine:
         load = await scraper.observe_load(
-            [build_pod(f"m-{index}", ip=engine.host) for index in range(4)],
+            [build_pod(f"m-{index}", ip=engine.host) for index in range(8)],
             port=engine.port, now=NOW, staleness_seconds=60,
         )  # fmt: skip
     assert isinstance(load, Load)

@@ -119,7 +119,7 @@ def test_the_key_changes_with_what_is_built(tmp_path: Path, monkeypatch: pytest.
 
 def test_waiting_for_another_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log"
-    run = start_fill(log, 1.0)
+    run = start_fill(log, 3.0)
     wait_until(log.exists, "the other run builds", timeout_seconds=20)
     began = time.monotonic()
     binaries._ensure_directory("things", "key", lambda target: pytest.fail("built twice"))

@@ -7,26 +7,29 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 
 from tests.localcluster.processes import find_processes, free_ports, read_identity, read_parent, wait_until
 
 SLEEP = "import time; time.sleep(600)"
+MINE = f"mine-{uuid4()}"
+"""Other runs of these tests on this machine have words of their own."""
 
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", SLEEP, "mine"]) as process:
+    with subprocess.Popen([sys.executable, "-c", SLEEP, MINE]) as process:
         yield process
         process.kill()
 
 
 def test_found_by_the_end_of_the_command_line_word_by_word(sleeper: subprocess.Popen[bytes]) -> None:
-    wait_until(lambda: bool(find_processes([SLEEP, "mine"])), "it is found", timeout_seconds=10)
-    assert [one.pid for one in find_processes([SLEEP, "mine"])] == [sleeper.pid]
-    assert find_processes([SLEEP, "min"]) == []
-    assert find_processes([SLEEP, "mine", "too"]) == []
+    wait_until(lambda: bool(find_processes([SLEEP, MINE])), "it is found", timeout_seconds=10)
+    assert [one.pid for one in find_processes([SLEEP, MINE])] == [sleeper.pid]
+    assert find_processes([SLEEP, MINE[:-1]]) == []
+    assert find_processes([SLEEP, MINE, "too"]) == []
 
 
 def test_a_number_that_was_given_to_another_process_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
