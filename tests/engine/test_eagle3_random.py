@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from specserver.core.observed import PodLoad
+from specserver.load.exposition import parse_exposition
+from specserver.load.metric_names import ENGINE_NAMES
+from specserver.load.replica import Looks, observe_replica
 from specserver.plugin import sweep
 from tests.engine import scenarios
 from tests.engine.conftest import PROMPTS, TOKENS, Speculating
 from tests.engine.scenarios import TOP, count_rounds
 from tests.engine.server import ADMIN_KEY, LADDER, Server, policy_document, wait_until
+from tests.fakes.pods import build_pod
 
 POLICY = "/specserver/v1/policy"
 STATE = "/specserver/v1/state"
@@ -199,6 +204,28 @@ def test_load_in_state_and_metrics_is_live(server: Server) -> None:
     with server.background_load(PROMPTS[:20], tokens=200):
         wait_until(lambda: loads(server) == (16, 4, 16, 4), 15, lambda: f"16 running, 4 queued; {loads(server)}")
     wait_until(lambda: loads(server) == (0, 0, 0, 0), 10, lambda: f"idle; {loads(server)}")
+
+
+def test_an_engine_that_works_on_nothing_is_told_by_its_metrics(server: Server) -> None:
+    """As the operator reads them. A pause that puts all requests back into the queue stands for whatever stops an engine."""
+    looks = Looks()
+
+    def is_stalled(at: float) -> bool:
+        page = parse_exposition(server.call("GET", "/metrics").text, ENGINE_NAMES)
+        seen = observe_replica(build_pod(), page, at=at, data_parallel=1, looks=looks)
+        assert isinstance(seen, PodLoad), seen
+        return seen.stalled
+
+    with server.background_load(PROMPTS[:4], tokens=200):
+        wait_until(lambda: loads(server)[0] == 4, 15, "four requests run")
+        assert not any(is_stalled(at) for at in (0, 20, 40)), "it decodes"
+        server.call("POST", "/pause_generation", {"mode": "retract"}, key=ADMIN_KEY)
+        try:
+            wait_until(lambda: loads(server) == (0, 4, 0, 4), 15, lambda: f"all wait; {loads(server)}")
+            assert [is_stalled(at) for at in (60, 80, 100)] == [False, False, True]
+        finally:
+            server.call("POST", "/continue_generation", {}, key=ADMIN_KEY)
+    assert not is_stalled(120)
 
 
 def cross_bridge(server: Server) -> None:

@@ -548,7 +548,7 @@ def _uids(pods: Iterable[Pod]) -> frozenset[str]:
 
 
 def _with_stalls(pods: Iterable[Pod], stalled: frozenset[str]) -> tuple[Pod, ...]:
-    return tuple(replace(pod, stalled=pod.uid in stalled) for pod in pods)
+    return tuple(replace(pod, stalled=True) if pod.uid in stalled else pod for pod in pods)
 
 
 def _taken(live: Body, server: SpeculativeServer) -> Problem:
