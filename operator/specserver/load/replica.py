@@ -39,7 +39,7 @@ from specserver.load.metric_names import (
 MIN_RATE_INTERVAL_SECONDS = 1.0
 """Looks closer together than this share one rate: a reconcile may follow another within milliseconds."""
 STALLED_AFTER_SECONDS = 30.0
-LONGEST_STANDSTILL_SECONDS = STALLED_AFTER_SECONDS / 2
+MOST_PER_LOOK_SECONDS = STALLED_AFTER_SECONDS / 2
 """What one look adds to a standstill at most. So two looks are never a stall, whatever a clock did between them."""
 FORGET_AFTER_SECONDS = 900.0
 FULL_WITH_ROUNDING = 1.01
@@ -94,7 +94,7 @@ class Looks:
             before = _Standstill(tokens, 0.0, at)
         if running > 0 or not (queued > 0 or before.is_stall):
             return False
-        added = min(max(0.0, at - before.at), LONGEST_STANDSTILL_SECONDS)
+        added = min(max(0.0, at - before.at), MOST_PER_LOOK_SECONDS)
         self._standstills[uid] = standstill = _Standstill(tokens, before.seconds + added, at)
         return standstill.is_stall
 
@@ -205,16 +205,14 @@ def _requests(samples: Sequence[Sample], gauge: Gauge, ranks: set[str]) -> float
 
 def _is_skewed(samples: Sequence[Sample], ranks: set[str]) -> bool:
     """By SGLang's gauges, since the plugin's are the whole replica's."""
-    running, queued = (
-        next((found for name in gauge.names if (found := _copies(samples, name))), {}) for gauge in (RUNNING, QUEUED)
-    )
+    running, queued = _reported(samples, RUNNING), _reported(samples, QUEUED)
     idle = any(running.get(rank, 0.0) + queued.get(rank, 0.0) == 0 for rank in ranks)
     return idle and any(queued.get(rank, 0.0) > 0 for rank in ranks)
 
 
 def _by_rank(samples: Sequence[Sample], gauge: Gauge, ranks: set[str]) -> dict[str, float]:
     """SGLang's gauge by data-parallel rank; 0 for ranks that were never asked to work."""
-    values = next((found for name in gauge.names if (found := _copies(samples, name))), {})
+    values = _reported(samples, gauge)
     for rank in ranks - values.keys():
         if _has_worked(samples, rank):
             raise _NotKnown(
@@ -222,6 +220,11 @@ def _by_rank(samples: Sequence[Sample], gauge: Gauge, ranks: set[str]) -> dict[s
                 f"no sample of {gauge}, although the engine has worked: this SGLang may have another name for it",
             )
     return {rank: values.get(rank, 0.0) for rank in ranks}
+
+
+def _reported(samples: Sequence[Sample], gauge: Gauge) -> dict[str, float]:
+    """SGLang's gauge by data-parallel rank under the first of its names that is there; empty where none is."""
+    return next((found for name in gauge.names if (found := _copies(samples, name))), {})
 
 
 def _copies(samples: Sequence[Sample], name: str) -> dict[str, float]:
