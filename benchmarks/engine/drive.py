@@ -18,7 +18,7 @@ Acceptance is a model: per request and position, from a survival profile (plan.p
 from __future__ import annotations
 
 import asyncio
-import statistics
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from benchmarks.engine.plan import LADDER, PROFILES, Plan
 from benchmarks.gpu import digest
 from benchmarks.gpu.load import ClosedLoop, SquareWave
 from benchmarks.gpu.product import Product
-from benchmarks.gpu.rounds import Kind
 from benchmarks.gpu.servers import Running, Server, write_table
 from benchmarks.gpu.session import Session, choose_machine, parse_arguments
 
@@ -44,14 +43,8 @@ OURS = Server("ours", 3, {"1": LADDER[1:]}, product=True, variables=SIMULATED)
 
 
 def ladder_of(number: int) -> tuple[int, ...]:
-    """The fixed step counts in the order of a pass: up in the first, down in the second."""
+    """The fixed step counts, up in one turn and down in the next."""
     return LADDER if number % 2 else LADDER[::-1]
-
-
-def steps_of_rule(records: Any) -> int:
-    """The step count that the rule stands at: of most of its last rounds, since a few may be a probe."""
-    launched = records[records["kind"] == Kind.DECODE_LAUNCH]["steps"][-24:]
-    return statistics.mode(launched.tolist()) if len(launched) else LADDER[-1]
 
 
 class Benchmark:
@@ -61,7 +54,7 @@ class Benchmark:
         session.raw["plan"] = {
             "prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies,
             "profiles": PROFILES, "ladder": LADDER, "windowSeconds": plan.window_seconds, "wave": plan.wave,
-            "passes": plan.passes, "passWindowSeconds": plan.pass_window_seconds, "ownWindowSeconds": plan.own_window_seconds,
+            "passes": plan.passes, "passWindowSeconds": plan.pass_window_seconds, "cycles": plan.cycles,
             "kvTokens": plan.kv_tokens, "maxRunning": plan.max_running,
         }  # fmt: skip
 
@@ -93,9 +86,10 @@ class Benchmark:
         session, running = self.session, self.running(server)
         async with session.client(running, seed=concurrency) as client:
             loop = ClosedLoop(client, concurrency, self.plan.shape, group=group or max(1, concurrency // self.plan.groups))
+            began = time.monotonic()
             loop.start()
             try:
-                await session.ramp(running, min(concurrency, self.cap_of(server)))
+                await session.ramp(running, min(concurrency, self.cap_of(server)), began)
                 await measure(running)
             finally:
                 await loop.stop()
@@ -120,16 +114,17 @@ class Benchmark:
                 for number in range(1, self.plan.passes + 1):
                     await self.measure_pass(concurrency, number, draft, order)
         for concurrency in self.plan.change_concurrencies:
+            await self.session.stage(f"steady C={concurrency}", 10, partial(self.steady, concurrency))
+        for concurrency in self.plan.change_concurrencies:
             await self.session.stage(f"change C={concurrency}", 24, partial(self.change, concurrency))
         for concurrency in rising:
             await self.session.stage(f"stock C={concurrency}", 6, partial(self.stock_arms, concurrency))
 
     async def measure_pass(self, concurrency: int, number: int, draft: str, order: str) -> None:
-        """All that is compared, in some ten seconds: our server's arms, then the two stock servers."""
+        """All that is compared, in some ten seconds: our server's arms, then the two stock servers; the other way round next."""
         labels = {"profile": draft, "order": order, "pass": number}
-        for name, seconds, arms in (
-            ("ours", 8, self.ours_arms), ("static-3", 2, self.static_arms), ("plain", 2, self.plain_arms),
-        ):  # fmt: skip
+        parts = [("ours", 9, self.ours_arms), ("static-3", 2, self.static_arms), ("plain", 2, self.plain_arms)]
+        for name, seconds, arms in parts if number % 2 else parts[::-1]:
             await self.session.stage(f"{draft} C={concurrency} pass {number} {name}", seconds, partial(arms, concurrency, labels))
 
     async def learn(self) -> None:
@@ -151,36 +146,49 @@ class Benchmark:
         self.session.raw["stateAfterLearning"] = product.state()
 
     async def ours_arms(self, concurrency: int, labels: Mapping[str, Any]) -> None:
-        """Our rule, each step count fixed, and our rule again: a steady drift then tells for neither.
+        """Our rule and each step count by turns, several times in some seconds: a host that slows down for a second or two slows
+        all of them. The order turns around from cycle to cycle, so that a steady drift tells for none.
 
-        The order of the fixed arms turns around from pass to pass, for the same reason. What the rule has measured stays with it
-        while a step count is fixed, but where it stood does not: after fixed 0 it would climb from there, one step after the
-        other, which no traffic makes it do. So it is handed over at the step count that it had chosen before.
+        The rule goes on beneath what is forced, and does not start anew behind it. It also learns from those rounds what they
+        cost, as users' rounds would teach it more slowly: what that is worth is measured by the waves and by `change`.
         """
         plan, survival = self.plan, PROFILES[labels["profile"]]
+        seconds = plan.busy_window_seconds if concurrency >= plan.busy_from else plan.cycle_window_seconds
 
         async def measure(running: Running) -> None:
             product = Product(running, LADDER)
-            window = partial(self.session.window, running, concurrency=concurrency, survival=survival, **labels)
+            window = partial(self.session.window, running, seconds, concurrency, survival, **labels)
             running.controls.set(survival=survival)
             await asyncio.to_thread(product.measured)
             await asyncio.sleep(plan.adapt_seconds)
-            await window(seconds=plan.own_window_seconds, arm="measured")
-            stood = steps_of_rule(running.rounds())
-            for steps in ladder_of(labels["pass"]):
-                await self.fix(product, steps)
-                await window(seconds=plan.pass_window_seconds, arm=f"fixed-{steps}")
-            await asyncio.to_thread(product.fixed, stood)
-            await asyncio.sleep(plan.handover_seconds)
-            await asyncio.to_thread(product.measured)
-            await asyncio.sleep(plan.return_seconds)
-            await window(seconds=plan.own_window_seconds, arm="measured")
+            for cycle in range(plan.cycles):
+                await window(arm="measured")
+                for steps in ladder_of(labels["pass"] + cycle):
+                    await self.force(product, steps)
+                    await window(arm=f"fixed-{steps}")
+                await self.release(product)
+            await window(arm="measured")
 
         await self.under_load(OURS, concurrency, measure)
 
-    async def fix(self, product: Product, steps: int) -> None:
-        await asyncio.to_thread(product.fixed, steps)
-        await asyncio.sleep(self.plan.settle_seconds)
+    async def force(self, product: Product, steps: int) -> None:
+        await asyncio.to_thread(product.force, steps)
+        await asyncio.sleep(self.plan.force_seconds)
+
+    async def release(self, product: Product) -> None:
+        await asyncio.to_thread(product.release)
+        await asyncio.sleep(self.plan.force_seconds)
+
+    async def steady(self, concurrency: int) -> None:
+        async def measure(running: Running) -> None:
+            running.controls.set(survival=plans.HEALTHY)
+            await asyncio.to_thread(Product(running, LADDER).measured)
+            await asyncio.sleep(self.plan.adapt_seconds)
+            await self.session.window(
+                running, self.plan.steady_seconds, concurrency, plans.HEALTHY, arm="measured", profile="healthy", order="steady"
+            )
+
+        await self.under_load(OURS, concurrency, measure)
 
     async def change(self, concurrency: int) -> None:
         """Our rule while acceptance falls from one second to the next, and when it comes back.
@@ -193,8 +201,8 @@ class Benchmark:
 
         async def measure(running: Running) -> None:
             product = Product(running, LADDER)
-            await self.fixed_under_change(running, concurrency, ("poor", "healthy"), 1)
             await asyncio.to_thread(product.measured)
+            await self.fixed_under_change(running, concurrency, ("poor", "healthy"), 1)
             await asyncio.sleep(plan.change_settle_seconds)
             for half, profile in enumerate(("healthy", "poor", "healthy")):
                 survival = PROFILES[profile]
@@ -211,9 +219,10 @@ class Benchmark:
         for draft in drafts:
             running.controls.set(survival=PROFILES[draft])
             for steps in ladder_of(number):
-                await self.fix(product, steps)
+                await self.force(product, steps)
                 labels = {"arm": f"fixed-{steps}", "profile": draft, "order": "change fixed", "pass": number}
                 await self.session.window(running, self.plan.change_window_seconds, concurrency, PROFILES[draft], **labels)
+        await self.release(product)
 
     async def static_arms(self, concurrency: int, labels: Mapping[str, Any]) -> None:
         survival = PROFILES[labels["profile"]]
@@ -326,9 +335,10 @@ class Benchmark:
         forcing: asyncio.Task[None] | None = None
         async with session.client(running, seed=int(period)) as client:
             wave = SquareWave(client, low, high, self.plan.wave_shape)
-            wave.start()
-            await session.ramp(running, low)
             clock = asyncio.get_running_loop()
+            began = clock.time()
+            wave.start()
+            await session.ramp(running, low, began)
             at = clock.time()
             for number in range(2 * count):
                 level = high if number % 2 == 0 else low

@@ -42,11 +42,14 @@ class Plan:
 
     Windows of the table, short, so that what is compared lies close together in time:
 
-    pass_window_seconds    of a fixed step count, of the stock servers
-    own_window_seconds     of our rule, adapt_seconds after the load rose, and once more after the fixed ones
-    handover_seconds       between the fixed ones and the latter: at the step count where our rule stood when they began
-    return_seconds         after that, with our rule
+    cycles                 of our server in a pass: our rule and each fixed step count, one window each
+    cycle_window_seconds   of those windows
+    busy_window_seconds    of those windows from busy_from requests on, where a round takes several times as long
+    force_seconds          after a change of what is forced, before its window: rounds of both are under way
+    pass_window_seconds    of the stock servers
     stock_window_seconds   of SGLang's adaptive mode, which is compared with nothing, after stock_settle_seconds
+
+    steady_seconds         of our rule alone at constant load, at the same concurrencies as changes: how often it switches
 
     change_seconds         with each of three drafts, healthy, poor and healthy again, at the concurrencies beside it
     change_settle_seconds  before that, with our rule and the healthy draft
@@ -64,17 +67,20 @@ class Plan:
     window_seconds: float = 1.3
     settle_seconds: float = 0.25
     adapt_seconds: float = 0.8
-    learn_seconds: float = 1.5
+    learn_seconds: float = 1.0
     passes: int = 2
+    cycles: int = 3
+    cycle_window_seconds: float = 0.25
+    busy_window_seconds: float = 0.45
+    busy_from: int = 100
+    force_seconds: float = 0.08
     pass_window_seconds: float = 0.8
-    own_window_seconds: float = 0.6
-    handover_seconds: float = 0.1
-    return_seconds: float = 0.25
     stock_window_seconds: float = 0.6
     stock_settle_seconds: float = 0.5
+    steady_seconds: float = 8.0
     change_seconds: float = 2.5
     change_settle_seconds: float = 1.0
-    change_window_seconds: float = 0.5
+    change_window_seconds: float = 0.4
     change_concurrencies: tuple[int, ...] = (4, 32, 128)
     wave: tuple[int, int] = (2, 200)
     wave_shape: Shape = WAVE_REQUEST
@@ -93,7 +99,8 @@ REHEARSAL = Plan(
     adapt_seconds=0.5,
     learn_seconds=1.0,
     pass_window_seconds=1.0,
-    own_window_seconds=1.0,
+    cycles=2,
+    cycle_window_seconds=1.0,
     stock_window_seconds=1.0,
     change_window_seconds=1.0,
     change_concurrencies=(4,),

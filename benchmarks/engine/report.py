@@ -30,7 +30,7 @@ OWN_FIXED = ("fixed-0", "fixed-1", "fixed-2", "fixed-3")
 SHOWN = (*FIXED, "measured", "stock-default", "stock-off-at-64", "fixed-0", "fixed-3")
 PROFILES = ("healthy", "poor")
 TABLE_ORDERS = ("rising", "falling", "stock")
-CHANGE_FIXED = "change fixed"
+CHANGE_FIXED, STEADY = "change fixed", "steady"
 ENOUGH_PREFILLS = 16
 """Prefilled requests in a pass, of each of its servers, whose mean time is taken for this pass."""
 
@@ -75,6 +75,7 @@ class Rates:
         usable = [cell for cell in cells if cell.get("expectedPerSecond")]
         self._output = output
         self._cells = [cell for cell in usable if cell["order"] in TABLE_ORDERS]
+        self._steady = [cell for cell in usable if cell["order"] == STEADY]
         self._changing = [cell for cell in usable if cell["arm"] == "changing"]
         self._change_fixed = [cell for cell in usable if cell["order"] == CHANGE_FIXED]
         self.change_concurrencies = sorted({cell["concurrency"] for cell in self._changing})
@@ -175,9 +176,8 @@ class Rates:
         return ratio_over_passes(dict.fromkeys(passes, tokens), through)
 
     def switches_in_ten_seconds(self, concurrency: int | None = None) -> float | None:
-        chosen = [
-            cell for cell in self._cells if cell["arm"] == "measured" and concurrency in (None, cell["concurrency"])
-        ]
+        """Of our rule, which nobody disturbs meanwhile."""
+        chosen = [cell for cell in self._steady if concurrency in (None, cell["concurrency"])]
         seconds = sum(cell["seconds"] for cell in chosen)
         return 10 * sum(cell["switches"] for cell in chosen) / seconds if seconds else None
 

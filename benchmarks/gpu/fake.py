@@ -158,6 +158,16 @@ class FakeEngine:
         self.decider.set_policy(policy)
         return web.json_response({"revision": policy.revision})
 
+    async def force(self, http: web.Request) -> web.Response:
+        if self.decider is None:
+            return web.json_response({"error": "no policy"}, status=409)
+        if http.method == "DELETE":
+            self.decider.clear_force()
+        else:
+            body = await http.json()
+            self.decider.force(body["steps"], time.monotonic() + body["ttlSeconds"])
+        return web.json_response({})
+
     async def state(self, http: web.Request) -> web.Response:
         rounds = {str(steps): count for steps, count in self.counted.items()}
         return web.json_response({"ranks": [{"armed": True, "reason": "", "rounds": rounds, "zero": {"graphs": None}}]})
@@ -180,7 +190,9 @@ async def main() -> None:
         [
             web.get("/health", done), web.post("/flush_cache", done), web.post("/generate", engine.generate),
             web.post("/abort_request", engine.abort), web.put("/specserver/v1/policy", engine.put_policy),
-            web.get("/specserver/v1/state", engine.state), web.get("/specserver/v1/profile", done),
+            web.post("/specserver/v1/force", engine.force),
+            web.delete("/specserver/v1/force", engine.force), web.get("/specserver/v1/state", engine.state),
+            web.get("/specserver/v1/profile", done),
         ]
     )  # fmt: skip
     runner = web.AppRunner(app)

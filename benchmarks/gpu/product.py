@@ -1,7 +1,7 @@
 """Our plugin's control API, as far as the benchmarks turn it: one arm after another in the same server, without a restart.
 
-Every step count is forced by a policy, the way a user could, not by a back door: strategy Table with one row. The bounds are
-set so wide that they never decide.
+A step count is set the way a user could, not by a back door: by hand (`force`), or by a policy, strategy Table with one row
+(`fixed`). The bounds are set so wide that they never decide.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from benchmarks.gpu.servers import Running
 LADDER = (0, 1, 2, 3)
 PATH = "/specserver/v1"
 UNBOUNDED = 1_000_000_000
+FORCE_SECONDS = 120.0
 
 
 class Product:
@@ -36,6 +37,13 @@ class Product:
     def measured(self, **changes: object) -> None:
         """Our rule decides."""
         self._put(mode="Auto", strategy="Measured", **changes)
+
+    def force(self, steps: int) -> None:
+        """So many steps from this moment on. The rule goes on beneath: `release` finds it where it would stand without."""
+        self._running.call("POST", f"{PATH}/force", {"steps": steps, "ttlSeconds": FORCE_SECONDS})
+
+    def release(self) -> None:
+        self._running.call("DELETE", f"{PATH}/force")
 
     def fixed(self, steps: int) -> None:
         """Always so many steps; 0 is plain decode with the draft model kept ready."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.gpu import digest
 from benchmarks.gpu.load import Client, Shape
-from benchmarks.gpu.rounds import read_rounds
+from benchmarks.gpu.rounds import Kind, read_rounds
 from benchmarks.gpu.servers import ADMIN_KEY, REPOSITORY, Fleet, Machine, Running, cpu_machine, fake_machine, gpu_machine
 
 RAMP_SECONDS = 10.0
@@ -123,13 +123,13 @@ class Session:
             for concurrency in concurrencies:
                 await asyncio.gather(*(client.generate(client.prompt(shape.prompt), shape.output) for _ in range(concurrency)))
 
-    async def ramp(self, running: Running, concurrency: int) -> None:
-        """Waits until the engine decodes that many requests."""
+    async def ramp(self, running: Running, concurrency: int, began: float) -> None:
+        """Waits until the engine decodes that many requests of the load that began then (another may have been as large)."""
         deadline = time.monotonic() + min(RAMP_SECONDS, self.left())
         while time.monotonic() < deadline:
             await asyncio.sleep(0.05)
             newest = running.rounds()[-40:]
-            decoded = newest[newest["kind"] == 1]
+            decoded = newest[(newest["kind"] == Kind.DECODE_RESULT) & (newest["time"] >= began)]
             if len(decoded) and int(decoded["batch"].max()) >= concurrency:
                 return
 

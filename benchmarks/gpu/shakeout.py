@@ -98,8 +98,9 @@ async def look_at_speed(session: Session, running: Running, concurrency: int, la
     shape = Shape(128, 256) if session.machine.name != "cpu" else Shape(16, 64)
     async with session.client(running) as client:
         loop = ClosedLoop(client, concurrency, shape)
+        began = time.monotonic()
         loop.start()
-        await session.ramp(running, concurrency)
+        await session.ramp(running, concurrency, began)
         if ladder is None:
             await session.window(running, 1.5, concurrency, (), arm="plain")
         else:

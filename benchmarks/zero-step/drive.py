@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import time
@@ -34,7 +35,7 @@ from benchmarks.gpu import digest
 from benchmarks.gpu.load import Client, Shape
 from benchmarks.gpu.product import Product
 from benchmarks.gpu.rounds import Kind
-from benchmarks.gpu.servers import REPOSITORY, Machine, Running, Server, visible_gpus
+from benchmarks.gpu.servers import ADMIN_KEY, REPOSITORY, Machine, Running, Server, visible_gpus
 from benchmarks.gpu.session import Session, choose_machine, line_of, parse_arguments
 
 LADDER = (0, 3)
@@ -52,8 +53,6 @@ class Plan:
     shape: Shape = REQUEST
     concurrencies: tuple[int, ...] = (1, 10, 32, 70, 128, 250)
     stock_concurrencies: tuple[int, ...] = (1, 32, 128)
-    repeated_backends: tuple[str, ...] = ("flashinfer",)
-    repeated_concurrencies: tuple[int, ...] = (10, 70)
     backends: tuple[str, ...] = ("fa3", "flashinfer", "triton")
     stock: bool = True
     passes: int = 2
@@ -63,7 +62,12 @@ class Plan:
     second_output: int = 32
     toggle_seconds: float = 0.03
     zero_phase_seconds: float = 30.0
-    two_gpu_prompts: int = 12
+    compared_prompts: int = 12
+    variants: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("without-graphs", ("--disable-cuda-graph",)),
+        ("without-overlap", ("--disable-overlap-schedule",)),
+        ("pages-of-16", ("--page-size", "16")),
+    )
     further_phases: tuple[float, ...] = (2.0, 2.0, 2.0, 2.0)
     rounds_after: int = 4
     trained_concurrency: int = 128
@@ -78,7 +82,7 @@ class Plan:
 
 REHEARSAL = Plan(
     shape=Shape(8, 24), concurrencies=(1, 4), stock_concurrencies=(1, 4), backends=("cpu",),
-    repeated_backends=(), prompts=3, draft_prompt=20,
+    prompts=3, draft_prompt=20,
     draft_output=40, second_output=16, start_seconds=420.0, toggle_seconds=0.1, zero_phase_seconds=6.0, further_phases=(3.0,),
     trained_concurrency=3, trained_output=60, trained_second=6, trained_kv_tokens=16384, alone_seconds=1.0, stock_kv_tokens=16384,
 )  # fmt: skip
@@ -95,7 +99,7 @@ class Benchmark:
         self.session, self.plan = session, plan
         session.raw.update(
             plan={"prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies},
-            proposals=[], acceptance=[], reports={},
+            proposals=[], acceptance=[], reports={}, variants={},
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -145,25 +149,23 @@ class Benchmark:
         alone = self.our_server(plan.backends[0])
         session.fleet.launch([alone])
         await asyncio.sleep(plan.alone_seconds)
-        repeated = [server for name in plan.repeated_backends for server in (self.plain_server(name), self.our_server(name))]
         trained = [self.trained_server(name) for name in plan.backends]
         pair = [self.two_gpu_server(plan.backends[0])] if visible_gpus() > 1 else []
-        session.fleet.launch([*trained, *pair, *repeated])
-        names = [server.name for server in (alone, *trained, *pair, *repeated)]
+        variants = [self.variant(name, arguments) for name, arguments in plan.variants]
+        session.fleet.launch([*trained, *pair, *variants])
+        names = [server.name for server in (alone, *trained, *pair, *variants)]
         session.fleet.wait_for(names, min(session.end - 60, time.monotonic() + plan.start_seconds))
         self.note_report(alone.name, "atStart")
-        # 2. Over two GPUs, where there are two: ranks in step, outputs as on one.
+        # 2. Over two GPUs, where there are two: ranks in step, outputs as on one. And without what makes it fast, and in pages.
         for server in pair:
             await session.stage("two GPUs", 25, partial(self.compare_two_gpus, server.name, trained[0].name))
             session.fleet.stop([server.name])
+        for server in variants:
+            await session.stage(server.name, 25, partial(self.compare_variant, server.name, trained[0].name))
+            session.fleet.stop([server.name])
+        await session.stage("sweep", 25, partial(self.sweep, alone.name))
         # 3. Acceptance is no matter of time, so the small servers can run side by side.
         await session.stage("acceptance", plan.zero_phase_seconds + 45, self.compare_all_acceptance)
-        # 4. What the other part measured too few times.
-        await session.stage("warm-up", 15, self.warm_up)
-        for backend in plan.repeated_backends:
-            for concurrency in plan.repeated_concurrencies:
-                await session.stage(f"{backend} C={concurrency}", 15, partial(self.compare, backend, concurrency))
-        await session.stage(f"proposals {alone.name}", 15, partial(self.compare_proposals, alone.name))
         for server in (alone, *trained):
             self.note_report(server.name, "atEnd")
 
@@ -174,15 +176,27 @@ class Benchmark:
         variables = {**one.variables, "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
         return replace(one, name="two-gpus", arguments=arguments, variables=variables)
 
+    def variant(self, name: str, arguments: tuple[str, ...]) -> Server:
+        one = self.trained_server(self.plan.backends[0])
+        return replace(one, name=name, arguments=(*one.arguments, *arguments))
+
     async def compare_two_gpus(self, name: str, single: str) -> None:
         """Outputs of a tensor-parallel server in every mode against one GPU's, and whether its ranks ran the same rounds."""
+        self.session.raw["twoGpus"] = await self.compare_outputs(name, single)
+
+    async def compare_variant(self, name: str, usual: str) -> None:
+        """The same for a server that was started otherwise."""
+        self.session.raw["variants"][name] = await self.compare_outputs(name, usual)
+
+    async def compare_outputs(self, name: str, single: str) -> dict[str, Any]:
+        """Outputs of the server `name` at 0 steps, at 3 and while toggling, against those of `single` at 0 steps."""
         texts = Texts(seed=9)
-        prompts = [texts.next() for _ in range(self.plan.two_gpu_prompts)]
+        prompts = [texts.next() for _ in range(self.plan.compared_prompts)]
         one, two = self.running(single), self.running(name)
         result: dict[str, Any] = {}
         reference: list[list[int]] | None = None
         for arm, running, steps in (
-            ("one GPU, 0 steps", one, 0), ("0 steps", two, 0), ("3 steps", two, 3), ("toggling", two, None),
+            (f"{single}, 0 steps", one, 0), ("0 steps", two, 0), ("3 steps", two, 3), ("toggling", two, None),
         ):  # fmt: skip
             product = Product(running, LADDER)
             product.fixed(steps or 0)
@@ -200,12 +214,25 @@ class Benchmark:
                 continue
             ranks = product.ranks()
             result[arm] = {
+                "zero": ranks[0]["zero"],
                 "equal": f"{sum(a == b for a, b in zip(outputs, reference, strict=True))}/{len(outputs)}",
                 "ranks": [{key: rank.get(key) for key in RANK_FIELDS} for rank in ranks],
-                "inStep": len(ranks) == 2 and len({json.dumps([rank["rounds"], rank["decisionHash"]]) for rank in ranks}) == 1,
+                "inStep": len({json.dumps([rank["rounds"], rank["decisionHash"]]) for rank in ranks}) == 1,
             }
-            self.session.say(f"two GPUs, {arm}: {json.dumps(result[arm])}")
-        self.session.raw["twoGpus"] = result
+            self.session.say(f"{name}, {arm}: {json.dumps(result[arm])}")
+        return result
+
+    async def sweep(self, name: str) -> None:
+        """What an engine can measure of itself at its start: how long that takes, and how many step costs it gets."""
+        running = self.running(name)
+        Product(running, LADDER).fixed(0)
+        path, began = running.directory / "profile.json", time.monotonic()
+        command = (self.session.machine.python, "-m", "specserver.plugin.sweep", "--url", running.url, "--out", str(path))
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "SPECSERVER_ADMIN_KEY": ADMIN_KEY})
+        code = await process.wait()
+        profile = json.loads(path.read_text()) if path.exists() else None
+        self.session.raw["sweep"] = {"exitCode": code, "seconds": round(time.monotonic() - began, 2), "profile": profile}
+        self.session.say(f"sweep: {json.dumps(self.session.raw['sweep'])}")
 
     async def compare_all_acceptance(self) -> None:
         names = [name for name in self.session.fleet.running if name.startswith("trained")]

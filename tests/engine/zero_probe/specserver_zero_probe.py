@@ -86,7 +86,7 @@ def load() -> None:
 
     probe = Probe(Path(os.environ["SPECSERVER_TEST_ZERO"]))
     follow, run_round = state.Rank.follow, zero_step.ZeroStep.run_round
-    write_round_kv = zero_round.PlainDecode._write_draft_kv
+    write_round_kv = zero_round.PlainDecode._keep_draft_kv
     write_prompt_kv = zero_prompt.write_draft_kv
     next_draft_input = zero_round._next_draft_input
 
@@ -119,7 +119,7 @@ def load() -> None:
 
     state.Rank.follow = watched_follow  # type: ignore[method-assign]
     zero_step.ZeroStep.run_round = watched_round  # type: ignore[method-assign]
-    zero_round.PlainDecode._write_draft_kv = disturbed_write  # type: ignore[method-assign]
+    zero_round.PlainDecode._keep_draft_kv = disturbed_write  # type: ignore[method-assign]
     zero_prompt.write_draft_kv = disturbed_prompt
     zero_round._next_draft_input = failing_half_way
     HookRegistry.register(DRAFT, watched_draft, HookType.AROUND)

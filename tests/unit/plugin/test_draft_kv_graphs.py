@@ -1,28 +1,19 @@
-"""The KV-only write beside the next round: who waits for whom, and which rows it writes. Streams are stand-ins; a GPU shows the
-rest (benchmarks/zero-step: what the draft proposes after zero phases)."""
+"""The KV-only write's graphs beside the next round: who waits for whom, and which rows are written. Streams are stand-ins; a
+GPU shows the rest (benchmarks/zero-step: what the draft proposes after zero phases)."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from specserver.plugin.zero import graphs, step
-from specserver.plugin.zero.draft_kv_graphs import DraftKvGraphs, Inputs, _other_stream
-from specserver.plugin.zero.wrap import ZeroHooks
-
-
-@dataclass(frozen=True)
-class Key:
-    size: int
-
-
-KEY = Key(4)
+from specserver.plugin.zero import graphs
+from specserver.plugin.zero.draft_kv_graphs import DraftKvGraphs, _other_stream
 
 
 class Streams:
@@ -50,26 +41,6 @@ class Streams:
         self.current = "forward"
 
 
-class Rows(list[int]):
-    """A tensor's rows, as far as they are copied."""
-
-    def __init__(self, *values: int) -> None:
-        super().__init__(values)
-        self.shape = (len(values),)
-        self.used_on: list[str] = []
-
-    def __getitem__(self, rows: Any) -> Any:
-        whole, start, stop = self, *rows.indices(len(self))[:2]
-
-        def copy(values: Rows) -> None:
-            whole[start:stop] = list(values)
-
-        return SimpleNamespace(copy_=copy, zero_=lambda: copy(Rows(*[0] * (stop - start))))
-
-    def record_stream(self, stream: SimpleNamespace) -> None:
-        self.used_on.append(stream.name)
-
-
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     made = Streams()
@@ -79,63 +50,44 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     return made
 
 
-def inputs() -> Inputs:
-    made = object.__new__(Inputs)
-    made.tokens, made.positions, made.locations, made.hidden = (Rows(9, 9, 9, 9) for _ in range(4))
-    return made
-
-
-def draft_kv(streams: Streams, static: Inputs, *, aside: bool) -> DraftKvGraphs:
-    graph = SimpleNamespace(replay=lambda: streams.note("write"))
+def graphs_of(streams: Streams, *, aside: bool = True) -> tuple[DraftKvGraphs, Any]:
+    """Of 2, 4 and 8 rows; the slots of the rows are 1 to 8."""
+    rows: Any = SimpleNamespace(locations=Locations([1, 2, 3, 4, 5, 6, 7, 8]))
+    captured = {size: SimpleNamespace(replay=partial(streams.note, f"write {size}")) for size in (8, 2, 4)}
     done = SimpleNamespace(record=lambda: streams.note("done"))
-    return DraftKvGraphs({KEY: graph}, static, streams.stream_of("aside") if aside else None, done)
+    return DraftKvGraphs(captured, rows, streams.stream_of("aside") if aside else None, done), rows
+
+
+class Locations(list[int]):
+    def __getitem__(self, rows: Any) -> Any:
+        return SimpleNamespace(zero_=lambda: super(Locations, self).__setitem__(rows, [0] * (rows.stop - rows.start)))
 
 
 def test_the_next_round_does_not_wait_and_whoever_comes_after_it_waits_once(streams: Streams) -> None:
-    written = draft_kv(streams, inputs(), aside=True)
-    tokens, positions, hidden, locations = (Rows(1, 2, 3) for _ in range(4))
-    written.replay(KEY, tokens, positions, hidden, locations)
-    assert streams.queue == ["aside: waits for forward", "aside: write", "aside: done"]
-    assert [rows.used_on for rows in (tokens, positions, locations)] == [["aside"]] * 3
+    written, rows = graphs_of(streams)
+    written.write(rows, 4)
+    assert streams.queue == ["aside: waits for forward", "aside: write 4", "aside: done"]
     written.join()
     written.join()
     assert streams.queue[3:] == ["forward: waits for the writes"]
 
 
-def test_hidden_states_are_overwritten_when_the_round_before_has_read_them(streams: Streams) -> None:
-    written = draft_kv(streams, inputs(), aside=True)
-    rounds = [Rows(1), Rows(2)]
-    for rows in rounds:
-        written.replay(KEY, rows, rows, rows, rows)
-    assert streams.queue[3:5] == ["forward: waits for the writes", "aside: waits for forward"]
-
-
 def test_in_order_nothing_is_waited_for(streams: Streams) -> None:
-    written = draft_kv(streams, inputs(), aside=False)
-    rows = Rows(1, 2)
-    written.replay(KEY, rows, rows, rows, rows)
+    written, rows = graphs_of(streams, aside=False)
+    written.write(rows, 2)
     written.join()
-    assert streams.queue == ["forward: write"]
-    assert rows.used_on == []
+    assert streams.queue == ["forward: write 2"]
 
 
-def test_rows_of_no_request_go_to_the_slot_that_nobody_reads(streams: Streams) -> None:
-    static = inputs()
-    draft_kv(streams, static, aside=True).replay(KEY, Rows(5, 6), Rows(7, 8), Rows(1, 1), Rows(30, 31))
-    assert (list(static.tokens)[:2], list(static.positions)[:2], list(static.locations)) == ([5, 6], [7, 8], [30, 31, 0, 0])
-
-
-def test_before_sglang_reads_the_draft_s_pool_all_is_written(streams: Streams) -> None:
-    worker = SimpleNamespace()
-    zero = step.zero_step_of(worker, "0.5.23")
-    zero._prepared = True
-    written = draft_kv(streams, inputs(), aside=True)
-    zero._graphs = graphs.Graphs(None, None, written, 0, 0.0, 0.0)
-    rows = Rows(1)
-    written.replay(KEY, rows, rows, rows, rows)
-    hooks = ZeroHooks("0.5.23", lambda _worker: None, lambda: True)
-    hooks.round(lambda *_: streams.note("SGLang's round"), worker, SimpleNamespace())
-    assert streams.queue[-2:] == ["forward: waits for the writes", "forward: SGLang's round"]
+@pytest.mark.parametrize(("count", "size"), [(1, 2), (2, 2), (3, 4), (5, 8), (8, 8)])
+def test_the_smallest_graph_that_holds_them_and_its_other_rows_go_to_the_slot_that_nobody_reads(
+    streams: Streams, count: int, size: int
+) -> None:
+    written, rows = graphs_of(streams)
+    written.write(rows, count)
+    assert streams.queue[1] == f"aside: write {size}"
+    assert list(rows.locations) == [*range(1, count + 1), *[0] * (size - count), *range(size + 1, 9)]
+    assert written.capacity == 8
 
 
 def test_its_stream_is_none_that_the_decode_graphs_use(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,7 +217,7 @@ def test_a_round_puts_back_every_field_whatever_happened(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(PlainDecode, "_run", fail)
     with pytest.raises(type(error)):
-        PlainDecode(worker(), Dialect("0.5.23"), None).run(decode, None, None, Draft.KV_ONLY)
+        PlainDecode(worker(), Dialect("0.5.23"), None, None).run(decode, None, None, Draft.KV_ONLY)
     assert {name: getattr(decode, name) for name in BATCH_FIELDS} == before
 
 
@@ -226,7 +226,7 @@ def test_a_runner_gets_its_backend_and_graphs_back() -> None:
     own = graphs.Graphs("plain", "plain graphs", None, decode_graphs=1, seconds=0, gigabytes=0)
 
     def fail() -> None:
-        with PlainDecode(worker(), Dialect("0.5.23"), own)._plain(target):
+        with PlainDecode(worker(), Dialect("0.5.23"), own, None)._plain(target):
             assert (target.attn_backend, target.decode_cuda_graph_runner) == ("plain", "plain graphs")
             raise ValueError("forward")
 
@@ -242,7 +242,7 @@ def test_the_end_of_shared_reads_is_handed_on_unless_a_draft_forward_follows(ver
     target, draft = SimpleNamespace(**{name: "an earlier round's"}), SimpleNamespace(**{name: "earlier"})
     made = worker()
     made._draft_worker = SimpleNamespace(draft_runner=draft)
-    with PlainDecode(made, Dialect(version), None)._hand_on_read_done(target, follows=follows):
+    with PlainDecode(made, Dialect(version), None, None)._hand_on_read_done(target, follows=follows):
         assert getattr(target, name) is None, "an eager forward sets none, and must not pass an earlier one on"
         setattr(target, name, "read")
     assert (getattr(draft, name), getattr(target, name)) == (handed, None)

@@ -1,62 +1,64 @@
 """CUDA graphs of the KV-only write, on a stream of their own: the target's next round does not wait for them.
 
 Nothing in a zero phase reads what the write makes, so it runs beside the next round's forward, which leaves it room: a decode
-step waits for memory, not for processors. On the forward's stream a round takes 1 to 2 % longer by it.
+step waits for memory, not for processors. On the forward's stream a round with it takes 1 to 2 % longer.
 
 Running beside the next round forbids to share with it:
 
-- the decode graph's outputs: the next replay overwrites them, so the hidden states are copied first (6 MB at 256 requests);
+- the decode graph's outputs: the next replay overwrites them, so the hidden states are copied first (`Rows`; 6 MB for 256);
 - SGLang's input buffers and its memory pool for graphs, whose graphs expect to run one after another. These have their own.
 - the communication libraries' buffers. With tensor parallelism the embedding of a token is an all-reduce, and two at a time would
   mix: there the graphs run on the forward's stream, in order;
 - cuBLAS' scratch memory, which belongs to the stream of capture.
 
-In order, too, where SGLang copies the draft's KV pool to the host by a stream of its own (hierarchical cache and its kind): that
-one waits for the forward's stream alone.
-
-Whoever reads or writes the draft's KV pool on the forward's stream calls `join` first.
+In order, too, where SGLang copies the draft's KV pool to the host by a stream of its own (`is_copied`): that one waits for the
+forward's stream alone.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from typing import Any
 
 from specserver.plugin.zero.draft_kv import write_draft_kv
+from specserver.plugin.zero.draft_kv_queue import Rows
 
 _STREAMS_OF_TORCH = 64
 """More than it hands out before it begins again."""
 
 
 class DraftKvGraphs:
-    """One graph for each decode graph, by its key; all read the same static inputs. `aside`: the stream that they run on; None
-    for the forward's."""
+    """A Writer: graphs by how many of `rows` they write. `aside`: the stream that they run on; None for the forward's."""
 
-    def __init__(self, graphs: Mapping[Any, Any], inputs: Inputs, aside: Any | None, done: Any) -> None:
-        self._graphs, self._inputs, self._aside, self._done = graphs, inputs, aside, done
+    def __init__(self, graphs: Mapping[int, Any], rows: Rows, aside: Any | None, done: Any) -> None:
+        self._graphs, self._rows, self._aside, self._done = graphs, rows, aside, done
+        self._sizes = sorted(graphs)
+        self.capacity = self._sizes[-1]
         self._pending = False
 
-    def replay(self, key: Any, tokens: Any, positions: Any, hidden: Any, locations: Any) -> None:
-        """Queues the write of one round. The parameters are those of `write_draft_kv`."""
+    def make_rows(self, hidden: Any) -> Rows:  # made for the capture
+        return self._rows
+
+    def write(self, rows: Rows, count: int) -> None:
         import torch
 
-        self.join()  # of the round before, which has been done for long: its hidden states are overwritten here
-        self._inputs.hidden[: hidden.shape[0]].copy_(hidden)
         if self._aside is None:
-            self._inputs.load(tokens, positions, locations, padded=key.size)
-            self._graphs[key].replay()
+            self._replay(rows, count)
             return
-        for used in (tokens, positions, locations):
-            used.record_stream(self._aside)  # else their memory could be given to the next round while it is read here
         self._pending = True
         self._aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._aside):
-            self._inputs.load(tokens, positions, locations, padded=key.size)
-            self._graphs[key].replay()
+            self._replay(rows, count)
             self._done.record()
 
+    def _replay(self, rows: Rows, count: int) -> None:
+        size = self._sizes[bisect.bisect_left(self._sizes, count)]
+        if size > count:
+            rows.locations[count:size].zero_()  # slot 0, which nobody reads
+        self._graphs[size].replay()
+
     def join(self) -> None:
-        """What is queued from now on runs after all writes."""
         import torch
 
         if self._pending:
@@ -64,64 +66,42 @@ class DraftKvGraphs:
             self._pending = False
 
 
-class Inputs:
-    """Static inputs of the graphs, of `rows` requests each."""
-
-    def __init__(self, rows: int, hidden: Any) -> None:
-        import torch
-
-        self.tokens, self.positions, self.locations = (
-            torch.zeros(rows, dtype=torch.int64, device=hidden.device) for _ in range(3)
-        )
-        self.hidden = torch.zeros((rows, hidden.shape[-1]), dtype=hidden.dtype, device=hidden.device)
-
-    def load(self, tokens: Any, positions: Any, locations: Any, *, padded: int) -> None:
-        """`padded`: rows of the graph. Those beyond the round's requests go to slot 0, which nobody reads."""
-        rows = tokens.shape[0]
-        self.tokens[:rows].copy_(tokens)
-        self.positions[:rows].copy_(positions)
-        self.locations[:rows].copy_(locations)
-        if padded > rows:
-            self.locations[rows:padded].zero_()
-
-
 def capture_draft_kv(draft: Any, runner: Any) -> DraftKvGraphs:
-    """For each decode graph of `runner`. In the draft's tensor-parallel context."""
+    """Of the sizes of `runner`'s decode graphs. In the draft's tensor-parallel context."""
     import torch
     from sglang.srt.distributed.device_communicators.pynccl_allocator import set_graph_pool_id
     from sglang.srt.distributed.parallel_state import graph_capture
     from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
 
     outputs = runner.backend._outputs
-    inputs = Inputs(runner.max_bs, next(iter(outputs.values())).hidden_states)
+    rows = Rows(runner.max_bs, next(iter(outputs.values())).hidden_states)
     pool, graphs, stream = torch.cuda.graph_pool_handle(), {}, _other_stream(draft, runner)
 
-    def write(rows: int) -> None:
-        write_draft_kv(
-            draft, inputs.tokens[:rows], inputs.positions[:rows], inputs.hidden[:rows], inputs.locations[:rows]
-        )
+    def write(count: int) -> None:
+        write_draft_kv(draft, rows.tokens[:count], rows.positions[:count], rows.hidden[:count], rows.locations[:count])
 
     set_graph_pool_id(pool)  # symmetric memory leaves and enters the pool that is being recorded to
     try:
         with torch.no_grad(), model_capture_mode(), graph_capture(stream=stream):
-            for key in sorted(outputs, key=lambda key: -key.size):  # large ones first: the others fit into their memory
+            for size in sorted({key.size for key in outputs}, reverse=True):  # the others fit into the large ones' memory
                 for _ in range(2):  # kernels are loaded and chosen before anything is recorded
-                    write(key.size)
-                graphs[key] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[key], pool=pool, stream=stream):
-                    write(key.size)
+                    write(size)
+                graphs[size] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graphs[size], pool=pool, stream=stream):
+                    write(size)
     finally:
         set_graph_pool_id(runner.backend._pool)
-    return DraftKvGraphs(graphs, inputs, None if _must_keep_order(draft) else stream, torch.cuda.Event())
+    in_order = draft.model.model.embed_tokens.tp_size > 1 or is_copied()
+    return DraftKvGraphs(graphs, rows, None if in_order else stream, torch.cuda.Event())
 
 
-def _must_keep_order(draft: Any) -> bool:
+def is_copied() -> bool:
+    """Whether SGLang copies KV pools to the host beside the forward."""
     from sglang.srt.runtime_context import get_memory
 
     memory = get_memory()
-    copied = memory.enable_hierarchical_cache or memory.enable_lmcache
     linked = getattr(memory, "enable_unified_cache_external_linker", False)  # not in 0.5.17
-    return bool(draft.model.model.embed_tokens.tp_size > 1 or copied or linked)
+    return bool(memory.enable_hierarchical_cache or memory.enable_lmcache or linked)
 
 
 def _other_stream(draft: Any, runner: Any) -> Any:

@@ -46,11 +46,6 @@ class Graphs:
     seconds: float
     gigabytes: float
 
-    def join_draft_kv(self) -> None:
-        """Before anything but a zero round reads or writes the draft's KV pool."""
-        if self.draft_kv is not None:
-            self.draft_kv.join()
-
     def report(self) -> dict[str, Any]:
         return {
             "decodeGraphs": self.decode_graphs,

@@ -28,7 +28,7 @@ from enum import Enum, auto
 from typing import Any
 
 from specserver.plugin.zero.dialect import Dialect
-from specserver.plugin.zero.draft_kv import write_draft_kv
+from specserver.plugin.zero.draft_kv_queue import DraftKvQueue
 from specserver.plugin.zero.graphs import Graphs
 
 BATCH_FIELDS = (
@@ -49,11 +49,16 @@ class Draft(Enum):
 
 @dataclass(frozen=True)
 class PlainDecode:
-    """The parts of an engine that zero rounds use. `graphs` is None on a CPU: the target's own backend decodes plainly too."""
+    """The parts of an engine that zero rounds use.
+
+    graphs    None on a CPU: the target's own backend decodes plainly too
+    draft_kv  None where the KV-only write does not fit the draft
+    """
 
     worker: Any
     dialect: Dialect
     graphs: Graphs | None
+    draft_kv: DraftKvQueue | None
 
     def run(self, batch: Any, on_publish: Any, grammar_barrier: Any, draft: Draft) -> Any:
         """SGLang's GenerationBatchResult of the round. What it raises leaves batch and runners as they were.
@@ -120,28 +125,20 @@ class PlainDecode:
         )
         # 5. The draft.
         if draft is Draft.KV_ONLY:
-            self._write_draft_kv(tokens, forward_batch, output)
+            self._keep_draft_kv(batch.reqs, tokens, forward_batch, output)
         else:
             for name in ("seq_lens", "seq_lens_cpu", "seq_lens_sum"):  # an extend wants the lengths before, and the new slots
                 setattr(batch, name, saved[name])
             result.accept_lens = _ones(requests, batch.device)
-            if self.graphs is not None:
-                self.graphs.join_draft_kv()
+            if self.draft_kv is not None:
+                self.draft_kv.join()
             self._extend_draft(batch, result)
         return result
 
-    def _write_draft_kv(self, tokens: Any, forward_batch: Any, output: Any) -> None:
-        inputs = tokens, forward_batch.positions, output.logits_output.hidden_states, forward_batch.out_cache_loc
-        graphs = self.graphs
-        if graphs is not None and graphs.draft_kv is not None and output.can_run_graph:
-            assert graphs.runner is not None
-            graphs.draft_kv.replay(graphs.runner._replay_graph_key, *inputs)
-            return
-        if graphs is not None:
-            graphs.join_draft_kv()
-        draft_worker = self.worker._draft_worker
-        with self.dialect.draft_context(draft_worker):
-            write_draft_kv(draft_worker.draft_runner, *inputs)
+    def _keep_draft_kv(self, requests: Any, tokens: Any, forward_batch: Any, output: Any) -> None:
+        assert self.draft_kv is not None
+        hidden = output.logits_output.hidden_states
+        self.draft_kv.add(requests, tokens, forward_batch.positions, hidden, forward_batch.out_cache_loc)
 
     def _extend_draft(self, batch: Any, result: Any) -> None:
         """SGLang's extend after a verify round, for one token a request instead of the draft's width, and without its graph."""

@@ -29,6 +29,8 @@ from typing import Any
 
 from specserver.plugin.zero import fit, graphs, prompt
 from specserver.plugin.zero.dialect import Dialect
+from specserver.plugin.zero.draft_kv_graphs import is_copied
+from specserver.plugin.zero.draft_kv_queue import DraftKvQueue, EagerWriter
 from specserver.plugin.zero.round import Draft, PlainDecode
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class ZeroStep:
         self.on_outcome: Callable[[str], None] = lambda outcome: None
         self._worker = worker
         self._graphs: graphs.Graphs | None = None
+        self._draft_kv: DraftKvQueue | None = None
         self._prepared = False
         self._asked = False
         self._behind = False
@@ -87,6 +90,10 @@ class ZeroStep:
             setattr(self._worker._draft_worker, _ATTRIBUTE, self)
             if not str(self._worker._target_worker.model_runner.device).startswith("cpu"):
                 self._graphs = graphs.build_graphs(self._worker, self.dialect, draft_kv=not self.kv_misfit)
+            if not self.kv_misfit:
+                eager = EagerWriter(self._worker._draft_worker, self.dialect)
+                captured = self._graphs.draft_kv if self._graphs is not None else None
+                self._draft_kv = DraftKvQueue(captured or eager, eager, waits=not is_copied())
         except Exception as error:
             logger.exception("zero steps are SGLang's own: they could not be prepared")
             self.problem = f"could not be prepared: {type(error).__name__}: {error}"
@@ -127,7 +134,7 @@ class ZeroStep:
                 return None
             bridge = not self.asked
             draft = Draft.EXTEND if bridge or self.kv_misfit else Draft.KV_ONLY
-            result = PlainDecode(self._worker, self.dialect, self._graphs).run(
+            result = PlainDecode(self._worker, self.dialect, self._graphs, self._draft_kv).run(
                 batch, on_publish, grammar_barrier, draft
             )
         except Exception as error:  # noqa: BLE001 — the round was put back as it was, and SGLang runs it
@@ -157,9 +164,12 @@ class ZeroStep:
         return draft_input
 
     def prepare_stock_round(self) -> None:
-        """Before SGLang runs a round, or reads a prompt."""
-        if self._graphs is not None:
-            self._graphs.join_draft_kv()
+        """Before SGLang runs a round, or reads a prompt. Never raises."""
+        try:
+            if self._draft_kv is not None:
+                self._draft_kv.join()
+        except Exception as error:  # noqa: BLE001 — some drafts will be wrong; SGLang's round is right in any case
+            self._note_error(error)
 
     def note_stock_round(self, batch: Any, result: Any) -> None:
         """After a round that SGLang ran: a decode round has made every running request's proposal fresh."""
