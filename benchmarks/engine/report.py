@@ -32,7 +32,7 @@ PROFILES = ("healthy", "poor")
 TABLE_ORDERS = ("rising", "falling", "stock")
 CHANGE_FIXED, STEADY = "change fixed", "steady"
 ENOUGH_PREFILLS = 16
-"""Prefilled requests in a pass, of each of its servers, whose mean time is taken for this pass."""
+"""Prefilled requests in a pass, of each kind, whose mean time is taken for this pass."""
 
 Cell = dict[str, Any]
 
@@ -43,9 +43,16 @@ def pass_of(cell: Cell) -> int:
 
 
 def prefill_seconds(cells: Sequence[Cell]) -> float:
-    """Of one request, over all these windows: it does not hang on the arm."""
+    """Of one request, over all these windows."""
     requests = sum(cell["prefilledRequests"] for cell in cells)
     return sum(cell["prefillSeconds"] for cell in cells) / requests if requests else 0.0
+
+
+def prefills_alike(cell: Cell) -> tuple[str, bool]:
+    """What a prefill's time hangs on besides the load: the server, and whether the draft reads prompts, too. Which step count
+    drafts is all the same to it."""
+    rounds: dict[str, int] = cell.get("rounds", {})
+    return cell["server"], sum(rounds.values()) > 2 * rounds.get("0", 0)
 
 
 def ratio_over_passes(ours: Mapping[int, float], fixed: Mapping[str, Mapping[int, float]]) -> float | None:
@@ -96,8 +103,16 @@ class Rates:
         tokens = sum(cell["decodeTokens"] for cell in cells)
         if not tokens:
             return None
-        seconds = (self._output - 1) * sum(cell["decodeSeconds"] for cell in cells) / tokens
-        return self._output / (seconds + prefill_seconds([cell for cell in pool if cell["server"] == cells[0]["server"]]))
+        decode = (self._output - 1) * sum(cell["decodeSeconds"] for cell in cells) / tokens
+        prefill = sum(cell["decodeTokens"] * prefill_seconds(self._like(cell, pool)) for cell in cells) / tokens
+        return self._output / (decode + prefill)
+
+    @staticmethod
+    def _like(cell: Cell, pool: Sequence[Cell]) -> list[Cell]:
+        """Those of the pool whose prefills tell of this one's; of the same server, where none does."""
+        alike = [each for each in pool if prefills_alike(each) == prefills_alike(cell)]
+        told = any(each["prefilledRequests"] for each in alike)
+        return alike if told else [each for each in pool if each["server"] == cell["server"]]
 
     def _at(self, concurrency: int) -> list[Cell]:
         return [cell for cell in self._cells if cell["concurrency"] == concurrency]
@@ -125,18 +140,18 @@ class Rates:
         return rates
 
     def _prefill_pool(self, concurrency: int, profile: str, number: int) -> list[Cell]:
-        """The pass's own windows if each of its servers prefilled enough in it, else all at this concurrency.
+        """The pass's own windows if each kind of prefill came often enough in it, else all at this concurrency.
 
-        For all servers alike: one whose prefills are of the moment, beside one whose are of the whole run, is no fair comparison.
+        For all alike: one whose prefills are of the moment, beside one whose are of the whole run, is no fair comparison.
         """
         everything = self._at(concurrency)
         within = [
             cell for cell in everything
             if cell["order"] != "stock" and cell["profile"] in (profile, "any") and pass_of(cell) == number
         ]  # fmt: skip
-        counts: Counter[str] = Counter()
+        counts: Counter[tuple[str, bool]] = Counter()
         for cell in within:
-            counts[cell["server"]] += cell["prefilledRequests"]
+            counts[prefills_alike(cell)] += cell["prefilledRequests"]
         return within if counts and min(counts.values()) >= ENOUGH_PREFILLS else everything
 
     def _ratio(self, arms: Sequence[str], concurrency: int, profile: str) -> float | None:

@@ -25,7 +25,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,9 +32,12 @@ from typing import Any, Protocol
 ROUNDS = 12
 """Rounds with a known cost that make a cell."""
 SECONDS = 20.0
-FIRST_TOKEN, PROMPT_TOKENS, MOST_TOKENS, CONTEXT_RESERVE = 10, 128, 2048, 64
+FIRST_TOKEN, PROMPT_TOKENS, MOST_TOKENS, CONTEXT_RESERVE = 10, 128, 1024, 64
 ANSWER_SECONDS = 30.0
-UP_POLL_SECONDS = 1.0
+UP_POLL_SECONDS, POLL_SECONDS = 1.0, 0.02
+SETTLE_SECONDS = 1.0
+"""Without another request that runs: then no more will."""
+REQUESTS = "specserver-sweep"
 
 
 class SweepFailed(Exception):
@@ -48,7 +50,7 @@ class Engine(Protocol):
     def unforce(self) -> None: ...
     def profile(self) -> dict[str, Any]: ...
     def decoding(self, requests: int) -> contextlib.AbstractContextManager[None]:
-        """So many requests are being decoded while the block runs."""
+        """So many requests are under way while the block runs; those run that the KV pool has room for."""
 
 
 def plan_levels(max_running: int) -> list[int]:
@@ -68,14 +70,36 @@ def sweep(engine: Engine, seconds: float = SECONDS) -> dict[str, Any]:
     levels, ladder = plan_levels(state["maxRunning"]), state["ladder"]
     until, cells = time.monotonic() + seconds, len(levels) * len(ladder)
     try:
-        for level in reversed(levels):
-            with engine.decoding(level):
+        for place in reversed(range(len(levels))):
+            with engine.decoding(levels[place]):
+                running = _settle(engine, levels[place], _share(until, 2 * (place + 1)))
                 for steps in ladder:
-                    _measure(engine, level, steps, time.monotonic() + (until - time.monotonic()) / max(1, cells))
+                    _measure(engine, running, steps, _share(until, cells))
                     cells -= 1
     finally:
         engine.unforce()
     return engine.profile()
+
+
+def _share(until: float, parts: int) -> float:
+    """When the first of so many equal parts of the time that is left ends."""
+    now = time.monotonic()
+    return now + (until - now) / parts
+
+
+def _settle(engine: Engine, requests: int, until: float) -> int:
+    """How many of the requests run. Fewer where the KV pool is full: nobody waits for the others."""
+    reached, since = 0, time.monotonic()
+    while (now := time.monotonic()) < until:
+        running: int = engine.state()["running"]
+        if running == requests:
+            return running
+        if running != reached or running > requests:  # more: the level before has not ended yet
+            reached, since = running, now
+        elif reached and now - since >= SETTLE_SECONDS:
+            break
+        time.sleep(POLL_SECONDS)
+    return reached
 
 
 def _measure(engine: Engine, running: int, steps: int, until: float) -> None:
@@ -83,13 +107,13 @@ def _measure(engine: Engine, running: int, steps: int, until: float) -> None:
     before: int | None = None
     while time.monotonic() < until:
         state = engine.state()
-        if state["running"] == running and state["steps"] == steps:
+        if abs(state["running"] - running) <= running // 4 and state["steps"] == steps:
             rounds = state["stepTime"].get(str(steps), {"rounds": 0})["rounds"]
             if before is None:
                 before = rounds
             elif rounds - before >= ROUNDS:
                 return
-        time.sleep(0.02)
+        time.sleep(POLL_SECONDS)
 
 
 class HttpEngine:
@@ -121,23 +145,22 @@ class HttpEngine:
 
     @contextlib.contextmanager
     def decoding(self, requests: int) -> Iterator[None]:
-        open_responses: list[Any] = []
+        first = f"{REQUESTS}-{requests}-"
+        body = {
+            "rid": [f"{first}{number or ''}" for number in range(requests)],
+            "input_ids": [[FIRST_TOKEN + (7 * number + i) % 97 for i in range(PROMPT_TOKENS)] for number in range(requests)],
+            "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": self._most_tokens()},
+            "stream": True,  # the answer begins at once, and nobody reads on
+        }
+        response = self._open("POST", "/generate", body, self._api_key)
         try:
-            with ThreadPoolExecutor(min(requests, 64)) as pool:
-                open_responses += pool.map(self._begin, range(requests))
             yield
         finally:
-            for response in open_responses:
-                response.close()  # the engine gives a request up whose reader has gone
-
-    def _begin(self, number: int) -> Any:
-        """A streaming answer, with its first tokens read."""
-        prompt = [FIRST_TOKEN + (7 * number + i) % 97 for i in range(PROMPT_TOKENS)]
-        parameters = {"temperature": 0, "ignore_eos": True, "max_new_tokens": self._most_tokens()}
-        body = {"input_ids": prompt, "sampling_params": parameters, "stream": True}
-        response = self._open("POST", "/generate", body, self._api_key)
-        response.readline()
-        return response
+            response.close()
+            # The engine gives requests up whose reader has gone, but two seconds later. Told to, it does at once, all whose
+            # names begin like this one's.
+            with contextlib.suppress(SweepFailed):
+                self._open("POST", "/abort_request", {"rid": first}, self._admin_key or self._api_key).close()
 
     @cache  # noqa: B019 — one engine a process
     def _most_tokens(self) -> int:
@@ -181,6 +204,9 @@ def main(arguments: Sequence[str]) -> int:
         profile = sweep(engine, options.seconds)
     except SweepFailed as error:
         print(f"sweep: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # in the middle of an answer
+        print(f"sweep: {options.url}: {error}", file=sys.stderr)
         return 1
     temporary = options.out.with_suffix(".new")
     temporary.write_text(json.dumps(profile))

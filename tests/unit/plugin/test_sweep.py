@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,19 @@ def test_levels(most: int, levels: list[int]) -> None:
 class FakeEngine:
     """Runs ten rounds between two looks at it."""
 
-    def __init__(self, *, armed: bool = True, stuck_at: int | None = None) -> None:
-        self.armed, self.stuck_at = armed, stuck_at
+    def __init__(self, *, armed: bool = True, stuck_at: int | None = None, room: int = 8) -> None:
+        self.armed, self.stuck_at, self.room = armed, stuck_at, room
+        self.leaving = 0
+        """Looks at which requests of the level before still run."""
         self.running, self.steps = 0, 3
         self.rounds: dict[int, int] = {}
         self.measured: list[tuple[int, int]] = []
         self.forced: list[int | None] = []
 
     def state(self) -> dict[str, Any]:
-        if self.running and self.steps != self.stuck_at:
+        if self.leaving:
+            self.leaving -= 1
+        elif self.running and self.steps != self.stuck_at:
             self.rounds[self.steps] = self.rounds.get(self.steps, 0) + 10
             self.measured.append((self.running, self.steps))
         return {
@@ -43,7 +48,7 @@ class FakeEngine:
             "revision": 1,
             "maxRunning": 8,
             "ladder": [0, 3],
-            "running": self.running,
+            "running": self.running + (1 if self.leaving else 0),
             "steps": self.steps,
             "stepTime": {str(steps): {"rounds": rounds} for steps, rounds in self.rounds.items()},
         }
@@ -60,7 +65,7 @@ class FakeEngine:
 
     @contextlib.contextmanager
     def decoding(self, requests: int) -> Iterator[None]:
-        self.running = requests
+        self.running, self.leaving = min(requests, self.room), 3
         yield
         self.running = 0
 
@@ -68,14 +73,30 @@ class FakeEngine:
 def test_every_step_count_at_every_level_and_the_engine_is_left_to_itself() -> None:
     engine = FakeEngine()
     assert sweep.sweep(engine) == {"stepSeconds": {"0": [[1, 0.01]]}}
-    assert list(dict.fromkeys(engine.measured)) == [(8, 0), (8, 3), (4, 0), (4, 3), (1, 0), (1, 3)]
+    assert set(engine.measured) == {(8, 0), (8, 3), (4, 0), (4, 3), (1, 0), (1, 3)}
+    assert [running for running, _ in dict.fromkeys(engine.measured)] == [8, 8, 4, 4, 1, 1]
     assert engine.forced[-1] is None
 
 
 def test_a_step_count_without_rounds_does_not_hold_it_up() -> None:
     engine = FakeEngine(stuck_at=0)
+    sweep.sweep(engine, seconds=2.0)
+    assert set(engine.measured) == {(8, 3), (4, 3), (1, 3)}
+
+
+def test_where_the_kv_pool_is_full_it_measures_with_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "SETTLE_SECONDS", 0.1)
+    engine = FakeEngine(room=5)
+    sweep.sweep(engine, seconds=5.0)
+    assert set(engine.measured) == {(5, 0), (5, 3), (4, 0), (4, 3), (1, 0), (1, 3)}
+
+
+def test_an_engine_that_runs_nothing_is_left_in_time() -> None:
+    engine = FakeEngine(room=0)
+    began = time.monotonic()
     sweep.sweep(engine, seconds=0.3)
-    assert list(dict.fromkeys(engine.measured)) == [(8, 3), (4, 3), (1, 3)]
+    assert time.monotonic() - began < 30
+    assert (engine.measured, engine.forced[-1]) == ([], None)
 
 
 def test_the_engine_is_left_to_itself_whatever_happens() -> None:
