@@ -79,13 +79,16 @@ def test_what_was_measured_again_replaces() -> None:
 
 
 def test_the_graphs_are_those_of_the_server_that_was_alone() -> None:
-    def part(gigabytes: float, acceptance: list[dict[str, Any]]) -> dict[str, Any]:
-        graphs = {"zero": {"graphs": {"gigabytes": gigabytes, "seconds": 1.7}}}
-        return raw(reports={"ours-fa3": {"atStart": graphs}}, acceptance=acceptance)
+    def part(gigabytes: float, seconds: float, acceptance: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+        graphs = {"zero": {"graphs": {"gigabytes": gigabytes, "seconds": seconds}}}
+        return raw(reports={"ours-fa3": {"atStart": graphs}}, acceptance=acceptance, **changes)
 
     turn = {"acceptedDrafts": 1.0, "rounds": 1}
     counted = {"server": "trained-fa3", "arm": "always", "first": turn, "second": turn}
-    assert value_of("extra graph memory", report.merged([part(25.0, []), part(0.24, [counted])])) == pytest.approx(0.24)
+    older, newer, alone = part(0.7, 1.5, []), part(25.0, 1.7, []), part(0.24, 2.7, [counted], cells=[])
+    parts = report.merged([older, newer, alone])
+    assert value_of("extra graph memory", parts) == pytest.approx(0.24)
+    assert value_of("extra start-up time", parts) == pytest.approx(1.7)
 
 
 def test_both_orders_count_in_a_ratio() -> None:

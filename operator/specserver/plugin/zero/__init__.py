@@ -8,7 +8,8 @@ dialect.py   what differs between SGLang's versions
 fit.py       which engines, drafts and rounds this fits, and why not the others
 graphs.py    the decode graphs, captured beside the verify graphs
 draft_kv.py  the KV-only write: keeps the draft's K and V warm through zero rounds
-draft_kv_graphs.py  its graphs, on a stream of their own
+draft_kv_queue.py   rows of many rounds that wait to be written together
+draft_kv_graphs.py  the write's graphs, on a stream of their own
 round.py     one round
 prompt.py    a prompt in a zero phase
 step.py      when a round is plain, when it is a bridge back, what is counted
@@ -16,7 +17,6 @@ wrap.py      the functions of SGLang that are wrapped
 
 The draft must not go cold: its K and V of the tokens decoded in zero rounds would be bytes of the slots' earlier owners,
 the next drafts wrong, and with the prefix cache so would be those of every later turn of the conversation. Rejected: to
-store the target's hidden states and catch up in one wide pass before the first drafts (it saves at most 0.04 ms of a
-round of 8 ms, for 192 MB and the duty to flush before every finish, retraction and insertion into the prefix cache); to
+store a whole phase's hidden states and catch up before the first drafts (memory without a bound, and a pause); to
 leave the holes and call those requests cold (stock's skip flag does; acceptance falls to a third until the request ends).
 """
