@@ -202,11 +202,8 @@ def main(arguments: Sequence[str]) -> int:
         engine.wait_until_up()
     try:
         profile = sweep(engine, options.seconds)
-    except SweepFailed as error:
+    except (SweepFailed, OSError) as error:  # the latter in the middle of an answer
         print(f"sweep: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:  # in the middle of an answer
-        print(f"sweep: {options.url}: {error}", file=sys.stderr)
         return 1
     temporary = options.out.with_suffix(".new")
     temporary.write_text(json.dumps(profile))

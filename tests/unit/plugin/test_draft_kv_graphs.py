@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specserver.plugin.zero import graphs
-from specserver.plugin.zero.draft_kv_graphs import DraftKvGraphs, _other_stream
+from specserver.plugin.zero.draft_kv_graphs import DraftKvGraphs, _other_stream, is_copied
 
 
 class Streams:
@@ -103,6 +103,26 @@ def test_its_stream_is_none_that_the_decode_graphs_use(streams: Streams, monkeyp
 
     decode = SimpleNamespace(stream="captured on", model_runner=runner("the target's"))
     assert _other_stream(runner("the draft's"), decode) == "free"
+
+
+@pytest.mark.parametrize(
+    ("set_options", "copied"),
+    [
+        ((), False), (("enable_hierarchical_cache",), True), (("enable_lmcache",), True),
+        (("enable_unified_cache_external_linker",), True),
+    ],
+    ids=["none", "hierarchical", "LMCache", "linked"],
+)  # fmt: skip
+def test_pools_that_sglang_copies_to_the_host_are_known(
+    monkeypatch: pytest.MonkeyPatch, set_options: tuple[str, ...], copied: bool
+) -> None:
+    memory = SimpleNamespace(enable_hierarchical_cache=False, enable_lmcache=False)  # as in 0.5.17
+    for name in set_options:
+        setattr(memory, name, True)
+    context: Any = ModuleType("sglang.srt.runtime_context")
+    context.get_memory = lambda: memory
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+    assert is_copied() is copied
 
 
 def test_without_its_graphs_zero_rounds_are_plain_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
