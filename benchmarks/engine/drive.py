@@ -4,7 +4,7 @@
     benchmarks/engine/run.sh OUT DEADLINE --part waves    square waves, and the originating experiment's table
 
 Four servers stand side by side on the GPU: plain (no draft model), static 3 (stock), stock adaptive (two tables one after
-the other), ours. Static 1 and 2 are our server with its step count fixed by a policy; fixed 0 and 3 are measured there too, so
+the other), ours. Static 1 and 2 are our server with its step count forced by hand; fixed 0 and 3 are measured there too, so
 that the cost of the plugin itself shows against the stock servers. All have the same cap on running requests, graph sizes and KV
 pool.
 

@@ -66,7 +66,7 @@ def digest_window(records: Records, start: float, end: float, concurrency: int, 
 
 
 def digest_intervals(records: Records, concurrency: int) -> dict[str, dict[str, float]]:
-    """Percentiles of the time between two decode launches of the same step count at exactly `concurrency`, by step count."""
+    """Mean and percentiles of the time between two decode launches of one step count at exactly `concurrency`, by step count."""
     launches = records[(records["kind"] == Kind.DECODE_LAUNCH) | (records["kind"] == Kind.PREFILL_LAUNCH)]
     pure = (launches["kind"] == Kind.DECODE_LAUNCH) & (launches["batch"] == concurrency)
     pairs = pure[1:] & pure[:-1] & (launches["steps"][1:] == launches["steps"][:-1])
@@ -78,6 +78,7 @@ def digest_intervals(records: Records, concurrency: int) -> dict[str, dict[str, 
         chosen = gaps[steps_of_gaps == steps]
         digest[str(int(steps))] = {
             "count": len(chosen),
+            "mean": round(float(chosen.mean()), 4),
             "p10": round(float(numpy.percentile(chosen, 10)), 4),
             "p50": round(float(numpy.percentile(chosen, 50)), 4),
             "p90": round(float(numpy.percentile(chosen, 90)), 4),

@@ -74,7 +74,9 @@ class Cells:
 
 
 def interval_of(cell: Cell) -> float | None:
-    found: float | None = cell["intervalMs"].get("0", {}).get("p50")
+    """The mean: a median would not see a write that comes every few rounds. Older raw data has the median alone."""
+    intervals = cell["intervalMs"].get("0", {})
+    found: float | None = intervals.get("mean", intervals.get("p50"))
     return found
 
 
@@ -125,8 +127,8 @@ def targets_of(raw: dict[str, Any], cells: Cells) -> list[Target]:
         targets.append(target(name, acceptance_ratio(raw, turn), "ratio", "≥", 0.98))
     name = "extra graph memory (FlashAttention-3, alone on the GPU)"
     targets.append(target(name, graphs_of(raw.get("alone", {})).get("gigabytes"), "GB", "≤", 0.3))
-    name = "extra start-up time (FlashAttention-3, least of the runs)"
-    targets.append(target(name, min(raw.get("graphSeconds", []), default=None), "s", "≤", 2))
+    name = "extra start-up time (FlashAttention-3, most of the runs)"
+    targets.append(target(name, max(raw.get("graphSeconds", []), default=None), "s", "≤", 2))
     return targets
 
 
@@ -193,7 +195,7 @@ def markdown(raw: dict[str, Any], cells: Cells, targets: Sequence[Target]) -> st
     for backend in cells.backends:
         title = NAMES.get(backend, backend)
         for heading, value, ratio, form in (
-            (f"{title}: milliseconds an iteration, median (÷ plain)", cells.interval, cells.interval_ratio, ".3f"),
+            (f"{title}: milliseconds an iteration (÷ plain)", cells.interval, cells.interval_ratio, ".3f"),
             (f"{title}: output tokens a second, prefill included (÷ plain)", cells.rate, cells.rate_ratio, ",.0f"),
         ):
             rows = []

@@ -37,7 +37,6 @@ ANSWER_SECONDS = 30.0
 UP_POLL_SECONDS, POLL_SECONDS = 1.0, 0.02
 SETTLE_SECONDS = 1.0
 """Without another request that runs: then no more will."""
-REQUESTS = "specserver-sweep"
 
 
 class SweepFailed(Exception):
@@ -74,11 +73,14 @@ def sweep(engine: Engine, seconds: float = SECONDS) -> dict[str, Any]:
             with engine.decoding(levels[place]):
                 running = _settle(engine, levels[place], _share(until, 2 * (place + 1)))
                 for steps in ladder:
-                    _measure(engine, running, steps, _share(until, cells))
+                    _measure(engine, running, levels[place], steps, _share(until, cells))
                     cells -= 1
     finally:
         engine.unforce()
-    return engine.profile()
+    profile = engine.profile()
+    if not profile["stepSeconds"]:
+        raise SweepFailed("nothing was measured: no step count was decoded with for long enough. Does the engine answer?")
+    return profile
 
 
 def _share(until: float, parts: int) -> float:
@@ -102,12 +104,13 @@ def _settle(engine: Engine, requests: int, until: float) -> int:
     return reached
 
 
-def _measure(engine: Engine, running: int, steps: int, until: float) -> None:
+def _measure(engine: Engine, running: int, requests: int, steps: int, until: float) -> None:
+    """`running` of the `requests` were decoded a moment ago; the number moves where the KV pool is full, or prompts are long."""
     engine.force(steps)
     before: int | None = None
     while time.monotonic() < until:
         state = engine.state()
-        if abs(state["running"] - running) <= running // 4 and state["steps"] == steps:
+        if running * 3 // 4 < state["running"] <= requests and state["steps"] == steps:
             rounds = state["stepTime"].get(str(steps), {"rounds": 0})["rounds"]
             if before is None:
                 before = rounds
@@ -145,9 +148,7 @@ class HttpEngine:
 
     @contextlib.contextmanager
     def decoding(self, requests: int) -> Iterator[None]:
-        first = f"{REQUESTS}-{requests}-"
         body = {
-            "rid": [f"{first}{number or ''}" for number in range(requests)],
             "input_ids": [[FIRST_TOKEN + (7 * number + i) % 97 for i in range(PROMPT_TOKENS)] for number in range(requests)],
             "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": self._most_tokens()},
             "stream": True,  # the answer begins at once, and nobody reads on
@@ -156,11 +157,7 @@ class HttpEngine:
         try:
             yield
         finally:
-            response.close()
-            # The engine gives requests up whose reader has gone, but two seconds later. Told to, it does at once, all whose
-            # names begin like this one's.
-            with contextlib.suppress(SweepFailed):
-                self._open("POST", "/abort_request", {"rid": first}, self._admin_key or self._api_key).close()
+            response.close()  # the engine gives requests up whose reader has gone
 
     @cache  # noqa: B019 — one engine a process
     def _most_tokens(self) -> int:

@@ -51,6 +51,8 @@ PROBE_SIGMAS = 1.5
 PROBE_HOPELESS = 0.97
 PROBE_ROWS = 64
 PROBE_LONGEST = 4
+OTHER_TRAFFIC = 0.1
+"""Change of what a round of the present steps gains, as a fraction, beyond which earlier failures say nothing any more."""
 FIRST_CREDIT_SECONDS, MOST_CREDIT_SECONDS, LONGEST_ROUND_SECONDS = 1.0, 2.0, 1.0
 
 KV_USAGE, KV_HEADROOM_ROUNDS = 0.92, 2
@@ -77,8 +79,11 @@ class _Trial:
 
 @dataclass
 class _Wait:
+    """`length`: tokens a round gained with the steps in force when it began. It ends with the traffic that it was learnt from."""
+
     seconds: float
     until: float
+    length: float = 0.0
 
 
 class Measured:
@@ -226,7 +231,7 @@ class Measured:
         self._down_turns = 0
         if best > place and self.acceptance.trials(1) >= KNOWN_TRIALS:
             sure = goodput[best] / goodput[place] * (1.0 - math.hypot(self._sigma[best], self._sigma[place])) - 1.0
-            if sure >= policy.margin_up * calm and self._is_over(self._up_waits.get((ladder[place + 1], self._band)), now):
+            if sure >= policy.margin_up * calm and self._is_over(self._up_waits.get((ladder[place + 1], self._band)), place, now):
                 self._up_turns += 1
                 if self._up_turns >= UP_TURNS and not dwelling:
                     return self._go(policy, place, place + 1, now)
@@ -240,7 +245,7 @@ class Measured:
         up = to > place
         taken_back = self._switched_up and not up and now - self._switched_at < TAKEN_BACK_SECONDS
         if taken_back and self._ahead < LOAD_ROSE * self._switched_ahead:
-            self._wait_longer(policy, self._up_waits, (policy.steps[place], self._band), now)
+            self._wait_longer(policy, self._up_waits, (policy.steps[place], self._band), to, now)
         self._note_switch(now, up=up)
         return policy.steps[to], Reason.UP if up else reason
 
@@ -325,7 +330,7 @@ class Measured:
         for candidate in range(len(ladder)):
             if candidate != place:
                 hope = self._hope[candidate]
-                if hope > bar and self._is_over(self._probe_waits.get(self._probe_key(ladder[candidate])), now):
+                if hope > bar and self._is_over(self._probe_waits.get(self._probe_key(ladder[candidate])), place, now):
                     chosen, bar = candidate, hope
         if chosen < 0:
             return None
@@ -352,7 +357,7 @@ class Measured:
         if self._hope[place] < home and (trial.rounds == 0 or trial.rows >= PROBE_ROWS):
             self._end_trial()
             if trial.rounds:  # else only the load has changed
-                self._wait_longer(policy, self._probe_waits, trial.key, now)
+                self._wait_longer(policy, self._probe_waits, trial.key, ladder.index(trial.home), now)
             return trial.home, Reason.PROBE_OVER
         if trial.rounds < policy.probe.rounds:
             return trial.steps, Reason.PROBE
@@ -367,7 +372,7 @@ class Measured:
             self._note_switch(now, up=trial.steps > trial.home)
             return trial.steps, Reason.UP if trial.steps > trial.home else Reason.DOWN
         self._end_trial()
-        self._wait_longer(policy, self._probe_waits, trial.key, now)
+        self._wait_longer(policy, self._probe_waits, trial.key, ladder.index(trial.home), now)
         return trial.home, Reason.PROBE_OVER
 
     def _end_trial(self) -> None:
@@ -389,15 +394,19 @@ class Measured:
             self._band_ahead = self._ahead
         return int(2.0 * math.log2(max(self._band_ahead, 1)))
 
-    @staticmethod
-    def _is_over(wait: _Wait | None, now: float) -> bool:
-        return wait is None or now >= wait.until
+    def _is_over(self, wait: _Wait | None, place: int, now: float) -> bool:
+        return wait is None or now >= wait.until or self._is_of_other_traffic(wait, place)
 
-    @staticmethod
-    def _wait_longer(policy: Policy, waits: dict[tuple[int, int], _Wait], key: tuple[int, int], now: float) -> None:
+    def _is_of_other_traffic(self, wait: _Wait, place: int) -> bool:
+        return abs(self._length[place] - wait.length) > OTHER_TRAFFIC * wait.length
+
+    def _wait_longer(
+        self, policy: Policy, waits: dict[tuple[int, int], _Wait], key: tuple[int, int], home: int, now: float
+    ) -> None:
         wait, probe = waits.get(key), policy.probe
-        seconds = probe.min_interval_seconds if wait is None else min(2.0 * wait.seconds, probe.max_interval_seconds)
-        waits[key] = _Wait(seconds, now + seconds)
+        again = wait is not None and not self._is_of_other_traffic(wait, home)
+        seconds = min(2.0 * wait.seconds, probe.max_interval_seconds) if wait and again else probe.min_interval_seconds
+        waits[key] = _Wait(seconds, now + seconds, self._length[home])
 
     # ---- trouble ----------------------------------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def test_fixed_arms_run_upwards_in_one_pass_and_downwards_in_the_next() -> None:
 
 def test_a_target_that_was_not_measured_is_missed() -> None:
     targets = targets_of(Rates([], 256), [])
-    assert len(targets) == 12
+    assert len(targets) == 14
     assert {each.met for each in targets} == {False}
 
 

@@ -85,10 +85,10 @@ def test_the_graphs_are_those_of_the_server_that_was_alone() -> None:
 
     turn = {"acceptedDrafts": 1.0, "rounds": 1}
     counted = {"server": "trained-fa3", "arm": "always", "first": turn, "second": turn}
-    older, newer, alone = part(0.7, 1.5, []), part(25.0, 1.7, []), part(0.24, 2.7, [counted], cells=[])
+    older, newer, alone = part(0.7, 3.5, []), part(25.0, 1.7, []), part(0.24, 2.7, [counted], cells=[])
     parts = report.merged([older, newer, alone])
     assert value_of("extra graph memory", parts) == pytest.approx(0.24)
-    assert value_of("extra start-up time", parts) == pytest.approx(1.7)
+    assert value_of("extra start-up time", parts) == pytest.approx(2.7)
 
 
 def test_both_orders_count_in_a_ratio() -> None:

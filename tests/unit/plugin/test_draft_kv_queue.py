@@ -168,6 +168,7 @@ def test_a_write_that_fails_is_counted_and_not_tried_again() -> None:
     rounds.writer.error = RuntimeError("out of memory")
     zero.prepare_stock_round()
     assert zero.outcomes == {Outcome.ERROR: 1}
+    assert rounds.writer.done[-1] == "join", "what is under way is waited for all the same"
     rounds.writer.error = None
     zero.prepare_stock_round()
     assert rounds.written == []

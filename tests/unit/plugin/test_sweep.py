@@ -61,7 +61,7 @@ class FakeEngine:
         self.forced.append(None)
 
     def profile(self) -> dict[str, Any]:
-        return {"stepSeconds": {"0": [[1, 0.01]]}}
+        return {"stepSeconds": {"0": [[1, 0.01]]} if self.measured else {}}
 
     @contextlib.contextmanager
     def decoding(self, requests: int) -> Iterator[None]:
@@ -94,9 +94,20 @@ def test_where_the_kv_pool_is_full_it_measures_with_those_that_run(monkeypatch: 
 def test_an_engine_that_runs_nothing_is_left_in_time() -> None:
     engine = FakeEngine(room=0)
     began = time.monotonic()
-    sweep.sweep(engine, seconds=0.3)
+    with pytest.raises(SweepFailed, match="nothing was measured"):
+        sweep.sweep(engine, seconds=0.3)
     assert time.monotonic() - began < 30
     assert (engine.measured, engine.forced[-1]) == ([], None)
+
+
+def test_more_that_run_than_at_first_are_measured_too() -> None:
+    """Prompts were still being read when their number was taken."""
+    engine = FakeEngine()
+    engine.running = 7
+    sweep._measure(engine, 3, 8, 0, time.monotonic() + 30)
+    assert set(engine.measured) == {(7, 0)}
+    sweep._measure(engine, 3, 6, 3, time.monotonic() + 0.1)
+    assert engine.rounds[3] > 2 * sweep.ROUNDS, "seven of six: others run, so it went on until its time was over"
 
 
 def test_the_engine_is_left_to_itself_whatever_happens() -> None:

@@ -123,6 +123,15 @@ def test_acceptance_that_collapses_and_returns(clients: int) -> None:
     assert ours.tokens_between(*returned) >= 0.95 * oracle.tokens_between(*returned)
 
 
+@pytest.mark.parametrize("clients", [10, 70])
+def test_better_drafts_are_noticed_though_more_steps_have_just_failed(clients: int) -> None:
+    """Up to 20 s three steps are a little worse than two, and probes that said so have made the rule wait."""
+    poor = (0.45, 0.20, 0.07, 0.03, 0.01)
+    acceptance = traffic.changing(poor, traffic.GOOD, 20.0)
+    ours, oracle = (play(arm, acceptance, traffic.constant(clients), 40.0) for arm in ("measured", "oracle"))
+    assert ours.tokens_between(25.0, 40.0) >= 0.985 * oracle.tokens_between(25.0, 40.0)
+
+
 @pytest.mark.parametrize("clients", [100, 250])
 def test_zero_steps_that_are_dear_are_not_taken_for_plain_decode(clients: int) -> None:
     """Where zero steps run through a slow kernel, a rule that knows only the batch size loses what it wants to save."""

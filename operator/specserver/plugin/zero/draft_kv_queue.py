@@ -121,5 +121,8 @@ class DraftKvQueue:
 
     def join(self) -> None:
         """What is queued from now on runs after the write of all rows."""
-        self.flush()
-        self._writer.join()
+        self._requests = []  # an idle engine's are not kept alive
+        try:
+            self.flush()
+        finally:
+            self._writer.join()
