@@ -22,6 +22,9 @@ OTHERS = ("threshold", "stock-like")
 OURS = ("measured", "measured-profile")
 PERIODS = (1, 5, 20)
 COLLAPSE, RETURN, COLLAPSE_END = 15.0, 40.0, 85.0
+IMPROVE, IMPROVE_END, IMPROVE_CLIENTS = 20.0, 35.0, (4, 10, 32, 70)
+POOR = (0.45, 0.20, 0.07, 0.03, 0.01)
+"""Three steps are a little worse than two, so that probes of three fail."""
 TRACES = Path(__file__).parent / "traces"
 TRACE_SECONDS = 400.0
 STRETCH = {"azure": (0.25, 0.18), "mooncake": (3.0, 2.0)}
@@ -32,8 +35,8 @@ LEARNING_RUN_SECONDS = 50.0
 
 @dataclass(frozen=True)
 class Case:
-    """kind: constant, noisy, square, sawtooth, ramp, collapse, azure or mooncake; `size` is its number of clients, period or
-    stretch. The arm `plain` is a server started without speculation."""
+    """kind: constant, noisy, square, sawtooth, ramp, collapse, improve, azure or mooncake; `size` is its number of clients, period
+    or stretch. The arm `plain` is a server started without speculation."""
 
     kind: str
     size: float
@@ -61,6 +64,8 @@ def build_cases(tables: tuple[str, ...]) -> list[Case]:
             cases += [Case(kind, stretch, "good", "fa3", arm, TRACE_SECONDS) for stretch in stretches]
     for arm in ("static-3", "stock-like", "measured", "oracle"):
         cases += [Case("collapse", clients, "good", "fa3", arm, COLLAPSE_END) for clients in (4, 32, 100)]
+    for arm in ("measured", "oracle"):
+        cases += [Case("improve", clients, "good", "fa3", arm, IMPROVE_END) for clients in IMPROVE_CLIENTS]
     return cases
 
 
@@ -92,6 +97,8 @@ def _build_source(case: Case) -> traffic.Source:
     if case.kind == "collapse":
         changing = traffic.changing(survival, traffic.NONE, COLLAPSE, RETURN)
         return traffic.Source(changing, traffic.constant(int(case.size)))
+    if case.kind == "improve":
+        return traffic.Source(traffic.changing(POOR, survival, IMPROVE), traffic.constant(int(case.size)))
     read, file = {
         "azure": (traffic.read_azure, "azure_llm_2023_code.csv"),
         "mooncake": (traffic.read_mooncake, "mooncake_fast25_conversation.csv"),

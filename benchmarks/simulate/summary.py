@@ -8,6 +8,9 @@ from typing import Any
 from benchmarks.simulate.grid import (
     CLIENTS,
     COLLAPSE,
+    IMPROVE,
+    IMPROVE_CLIENTS,
+    IMPROVE_END,
     LEARNING_RUN_SECONDS,
     PERIODS,
     RETURN,
@@ -83,7 +86,13 @@ def build_summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for name, begin, end in (("collapsed", COLLAPSE + 5.0, RETURN), ("returned", after_return, 85.0)):
             value = _rate(arms["measured"], begin, end) / _rate(arms["oracle"], begin, end)
             add(f"collapse_{clients}_clients_{name}_over_oracle", value, "ratio", at_least=0.95)
-    # 5. Traces: what decoding the same requests takes, and how long requests take.
+    # 5. Acceptance that gets better: new requests are accepted otherwise, the others end first.
+    for clients in IMPROVE_CLIENTS:
+        arms = {run["arm"]: run for run in _select(runs, kind="improve", size=clients)}
+        for name, begin, end in (("first_5s", IMPROVE, IMPROVE + 5.0), ("next_10s", IMPROVE + 5.0, IMPROVE_END)):
+            value = _rate(arms["measured"], begin, end) / _rate(arms["oracle"], begin, end)
+            add(f"improve_{clients}_clients_{name}_over_oracle", value, "ratio", at_least=0.95)
+    # 6. Traces: what decoding the same requests takes, and how long requests take.
     for kind, stretches in STRETCH.items():
         for stretch in stretches:
             arms = {run["arm"]: run for run in _select(runs, kind=kind, size=stretch)}

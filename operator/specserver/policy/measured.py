@@ -14,6 +14,7 @@ What keeps it steady, and safe:
 - What is known too little to choose, and yet could be better, is probed: a few rounds, then a verdict. Probes pay from a
   budget that fills with maxDuty of the decode time; a probe that succeeds stays and is refunded. Every failed probe doubles the
   wait before the next one at this load; every step up that is soon taken back doubles the wait before the next such step.
+  Either wait ends when drafts turn out clearly better or worse than they were when it began.
   Probing is driven by uncertainty alone, so where everything is known there is none. It needs no empty queue, as first
   planned: a saturated engine has one all day, and would never learn.
 - Plain decode for a while, whatever the estimates, when KV runs short, requests were retracted, results stay away, or
@@ -52,7 +53,7 @@ PROBE_HOPELESS = 0.97
 PROBE_ROWS = 64
 PROBE_LONGEST = 4
 OTHER_TRAFFIC = 0.1
-"""Change of what a round of the present steps gains, as a fraction, beyond which earlier failures say nothing any more."""
+"""Change of the tokens that a round gains, as a fraction, beyond which a probe that failed before says nothing any more."""
 FIRST_CREDIT_SECONDS, MOST_CREDIT_SECONDS, LONGEST_ROUND_SECONDS = 1.0, 2.0, 1.0
 
 KV_USAGE, KV_HEADROOM_ROUNDS = 0.92, 2
@@ -79,11 +80,13 @@ class _Trial:
 
 @dataclass
 class _Wait:
-    """`length`: tokens a round gained with the steps in force when it began. It ends with the traffic that it was learnt from."""
+    """It ends with the traffic that it was learnt from: `length` tokens a round with the steps that were in force then, whose
+    place in the ladder is `home`."""
 
     seconds: float
     until: float
-    length: float = 0.0
+    home: int = 0
+    length: float = 1.0
 
 
 class Measured:
@@ -231,7 +234,7 @@ class Measured:
         self._down_turns = 0
         if best > place and self.acceptance.trials(1) >= KNOWN_TRIALS:
             sure = goodput[best] / goodput[place] * (1.0 - math.hypot(self._sigma[best], self._sigma[place])) - 1.0
-            if sure >= policy.margin_up * calm and self._is_over(self._up_waits.get((ladder[place + 1], self._band)), place, now):
+            if sure >= policy.margin_up * calm and self._is_over(self._up_waits.get((ladder[place + 1], self._band)), now):
                 self._up_turns += 1
                 if self._up_turns >= UP_TURNS and not dwelling:
                     return self._go(policy, place, place + 1, now)
@@ -330,7 +333,7 @@ class Measured:
         for candidate in range(len(ladder)):
             if candidate != place:
                 hope = self._hope[candidate]
-                if hope > bar and self._is_over(self._probe_waits.get(self._probe_key(ladder[candidate])), place, now):
+                if hope > bar and self._is_over(self._probe_waits.get(self._probe_key(ladder[candidate])), now):
                     chosen, bar = candidate, hope
         if chosen < 0:
             return None
@@ -394,19 +397,21 @@ class Measured:
             self._band_ahead = self._ahead
         return int(2.0 * math.log2(max(self._band_ahead, 1)))
 
-    def _is_over(self, wait: _Wait | None, place: int, now: float) -> bool:
-        return wait is None or now >= wait.until or self._is_of_other_traffic(wait, place)
+    def _is_over(self, wait: _Wait | None, now: float) -> bool:
+        return wait is None or now >= wait.until or self._is_of_other_traffic(wait)
 
-    def _is_of_other_traffic(self, wait: _Wait, place: int) -> bool:
-        return abs(self._length[place] - wait.length) > OTHER_TRAFFIC * wait.length
+    def _is_of_other_traffic(self, wait: _Wait) -> bool:
+        if wait.home >= len(self._length):  # of a longer ladder
+            return True
+        return abs(self._length[wait.home] - wait.length) > OTHER_TRAFFIC * wait.length
 
     def _wait_longer(
         self, policy: Policy, waits: dict[tuple[int, int], _Wait], key: tuple[int, int], home: int, now: float
     ) -> None:
         wait, probe = waits.get(key), policy.probe
-        again = wait is not None and not self._is_of_other_traffic(wait, home)
+        again = wait is not None and not self._is_of_other_traffic(wait)
         seconds = min(2.0 * wait.seconds, probe.max_interval_seconds) if wait and again else probe.min_interval_seconds
-        waits[key] = _Wait(seconds, now + seconds, self._length[home])
+        waits[key] = _Wait(seconds, now + seconds, home, self._length[home])
 
     # ---- trouble ----------------------------------------------------------------------------------------------------------
 
