@@ -35,8 +35,8 @@ LEARNING_RUN_SECONDS = 50.0
 
 @dataclass(frozen=True)
 class Case:
-    """kind: constant, noisy, square, sawtooth, ramp, collapse, improve, azure or mooncake; `size` is its number of clients, period
-    or stretch. The arm `plain` is a server started without speculation."""
+    """kind: constant, noisy, square, sawtooth, ramp, collapse, improve, azure or mooncake; `size` is its number of clients,
+    period or stretch. The arm `plain` is a server started without speculation."""
 
     kind: str
     size: float
