@@ -202,6 +202,7 @@ def test_what_falls_through_is_sglang_s_and_the_others_go_on(
 # ---- soak, and then trouble --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(soak.SECONDS + 300)
 def test_soak(probed: Speculating, server: Server, probe: Probe) -> None:
     server.set_policy(mode="Always")
     with count_zero_rounds(server) as rounds:
