@@ -149,8 +149,8 @@ class Benchmark:
         """Our rule and each step count by turns, several times in some seconds: a host that slows down for a second or two slows
         all of them. The order turns around from cycle to cycle, so that a steady drift tells for none.
 
-        The rule goes on beneath what is forced, and does not start anew behind it. It also learns from those rounds what they
-        cost, as users' rounds would teach it more slowly: what that is worth is measured by the waves and by `change`.
+        The rule goes on beneath what is forced, and does not start anew behind it. It learns from those rounds, too, what they
+        cost and what drafts are worth, which helps it: what it does by itself is `steady`'s to show.
         """
         plan, survival = self.plan, PROFILES[labels["profile"]]
         seconds = plan.busy_window_seconds if concurrency >= plan.busy_from else plan.cycle_window_seconds
@@ -180,6 +180,8 @@ class Benchmark:
         await asyncio.sleep(self.plan.force_seconds)
 
     async def steady(self, concurrency: int) -> None:
+        """Our rule alone at a constant load. Nothing is forced."""
+
         async def measure(running: Running) -> None:
             running.controls.set(survival=plans.HEALTHY)
             await asyncio.to_thread(Product(running, LADDER).measured)

@@ -35,8 +35,9 @@ class Product:
         return document
 
     def measured(self, **changes: object) -> None:
-        """Our rule decides."""
+        """Our rule decides, also where a stage that failed has left a step count forced."""
         self._put(mode="Auto", strategy="Measured", **changes)
+        self.release()
 
     def force(self, steps: int) -> None:
         """So many steps from this moment on. The rule goes on beneath: `release` finds it where it would stand without."""

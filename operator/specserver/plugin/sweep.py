@@ -79,7 +79,7 @@ def sweep(engine: Engine, seconds: float = SECONDS) -> dict[str, Any]:
         engine.unforce()
     profile = engine.profile()
     if not profile["stepSeconds"]:
-        raise SweepFailed("nothing was measured: no step count was decoded with for long enough. Does the engine answer?")
+        raise SweepFailed("nothing was measured: no step count ran for long enough. The engine's log says if it refused requests")
     return profile
 
 

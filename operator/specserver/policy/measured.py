@@ -409,8 +409,10 @@ class Measured:
         self, policy: Policy, waits: dict[tuple[int, int], _Wait], key: tuple[int, int], home: int, now: float
     ) -> None:
         wait, probe = waits.get(key), policy.probe
-        again = wait is not None and not self._is_of_other_traffic(wait)
-        seconds = min(2.0 * wait.seconds, probe.max_interval_seconds) if wait and again else probe.min_interval_seconds
+        if wait is None or self._is_of_other_traffic(wait):
+            seconds = probe.min_interval_seconds
+        else:
+            seconds = min(2.0 * wait.seconds, probe.max_interval_seconds)
         waits[key] = _Wait(seconds, now + seconds, home, self._length[home])
 
     # ---- trouble ----------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def load() -> None:
 
     probe = Probe(Path(os.environ["SPECSERVER_TEST_ZERO"]))
     follow, run_round = state.Rank.follow, zero_step.ZeroStep.run_round
-    write_round_kv = zero_round.PlainDecode._keep_draft_kv
+    keep_round_kv = zero_round.PlainDecode._keep_draft_kv
     write_prompt_kv = zero_prompt.write_draft_kv
     next_draft_input = zero_round._next_draft_input
 
@@ -100,9 +100,9 @@ def load() -> None:
         probe.after_round(result)
         return result
 
-    def disturbed_write(self: Any, *args: Any) -> None:
+    def disturbed_keep(self: Any, *args: Any) -> None:
         if not probe.leaves_cold("rounds"):
-            write_round_kv(self, *args)
+            keep_round_kv(self, *args)
 
     def disturbed_prompt(*args: Any) -> None:
         if not probe.leaves_cold("prompts"):
@@ -119,7 +119,7 @@ def load() -> None:
 
     state.Rank.follow = watched_follow  # type: ignore[method-assign]
     zero_step.ZeroStep.run_round = watched_round  # type: ignore[method-assign]
-    zero_round.PlainDecode._keep_draft_kv = disturbed_write  # type: ignore[method-assign]
+    zero_round.PlainDecode._keep_draft_kv = disturbed_keep  # type: ignore[method-assign]
     zero_prompt.write_draft_kv = disturbed_prompt
     zero_round._next_draft_input = failing_half_way
     HookRegistry.register(DRAFT, watched_draft, HookType.AROUND)
