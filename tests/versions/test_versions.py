@@ -20,6 +20,7 @@ import pytest
 from specserver.plugin import hooks, versions
 from specserver.plugin.support import Target, find_target_problems, find_version_problem
 from specserver.plugin.zero import wrap
+from specserver.plugin.zero.lora import _GRAPH_BUFFERS
 from tests.versions.sources import REPOSITORY, pinned_versions
 
 TARGETS = (*hooks.SCHEDULER_TARGETS, hooks.HTTP)
@@ -202,6 +203,23 @@ def test_older_releases_publish_no_context_in_the_http_process(whole_text: dict[
     """Why the keys are read from the arguments."""
     assert 'publish(server_args, role="scheduler")' in whole_text["0.5.17"]
     assert 'role="launcher")' not in whole_text["0.5.17"]
+
+
+def test_capturing_replaces_loras_graph_buffers_and_nothing_else(sources: Path) -> None:
+    """`zero/lora.py` tells by their name what a capture put in the place of SGLang's own."""
+    directory = sources / "sglang" / "srt" / "lora"
+    replaced: dict[str, set[str]] = {}
+    for file in (directory / "lora_manager.py", *directory.glob("backend/*_backend.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and re.fullmatch("init_(decode_)?cuda_graph_batch_info", node.name):
+                stored = (each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
+                replaced.setdefault(file.stem, set()).update(ast.unparse(each) for each in stored)
+    of_npus = replaced.pop("ascend_backend")
+    assert of_npus == {"self.npu_graph_batch_info"}, "zero steps are refused on other devices than CUDA's"
+    assert {"lora_manager", "chunked_backend", "triton_backend"} <= replaced.keys()
+    names = set().union(*replaced.values()) - {"batch.tokens_per_request"}  # triton_v2: of a buffer that is new itself
+    assert names
+    assert [name for name in names if not (name.startswith("self.") and _GRAPH_BUFFERS in name)] == []
 
 
 # ---- a release that changed -----------------------------------------------------------------------------------------------

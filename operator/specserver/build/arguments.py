@@ -6,8 +6,8 @@ argparse itself, given that table, does the rest, so abbreviations, `--flag=valu
 they mean in the engine. The same parser finds options of the operator's under any spelling: `--max-run 4` is
 `--max-running-requests 4`, and that has a field of its own.
 
-Not seen: what SGLang refuses after parsing (combinations of options, files that are not there), and values that Kubernetes puts
-in for `$(NAME)`. A release without a table is not checked, and the condition says so.
+Not seen: what SGLang refuses after parsing (combinations of options but LoRA's, files that are not there), and values that
+Kubernetes puts in for `$(NAME)`. A release without a table is not checked, and the condition says so.
 
 Rejected: SGLang in the operator's image, which is 3 GB of torch for one parser of one release; and a Job that runs each
 engine image once, which needs the image on a node and a right to make pods.
@@ -20,17 +20,20 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from specserver.api.conditions import Condition, ConditionType, Reason, Status
 from specserver.api.v1alpha1 import OWNED_FLAGS, SpeculativeServer
+from specserver.build.config import adaptive_rungs
 from specserver.build.metadata import BuildInvalid
+from specserver.build.models import wanted_draft
 from specserver.build.sglang import build_arguments
 
 _TABLES = Path(__file__).parent / "options"
 _OWNED_PREFIX = "--speculative-"
+_RELEASES_WITHOUT_LORA_DRAFTS = ("0.5.17",)
 _LONGEST_MESSAGE = 1000
 """An option of SGLang may have sixty choices."""
 
@@ -114,6 +117,19 @@ def _find_problem(server: SpeculativeServer, release: str, options: Sequence[dic
             f"engine.image: SGLang {release} does not take what this operator passes: {error}. Use an image with one of"
             f" {', '.join(RELEASES)}"
         )
+    # 4. Together.
+    return _find_lora_problem(server, release, given)
+
+
+def _find_lora_problem(server: SpeculativeServer, release: str, given: Mapping[str, Any]) -> str:
+    """SGLang ends at start where LoRA meets a speculation that it doesn't go with (`arg_groups/lora_hook.py`)."""
+    if not (given.get("enable_lora") or given.get("lora_paths")) or wanted_draft(server) is None:
+        return ""
+    if release in _RELEASES_WITHOUT_LORA_DRAFTS:
+        return f"engine.args: SGLang {release} has no LoRA beside speculation: use an image of a later release, or mode Never"
+    if adaptive_rungs(server) is not None:
+        highest = server.spec.speculation.ladder[-1]
+        return f"engine.args: SGLang has LoRA beside one step count above 0 alone: set speculation.steps to [0, {highest}]"
     return ""
 
 

@@ -122,6 +122,24 @@ def test_an_operators_value_that_the_release_lacks_is_the_images_or_the_fields()
     assert "--attention-backend: invalid choice: 'crayons'" in condition.message
 
 
+LORA: dict[str, tuple[str, dict[str, Any], str]] = {
+    "one step count": ("0.5.20", {"speculation.steps": [0, 3]}, ""),
+    "several": ("0.5.23", {"speculation.steps": [0, 1, 3]}, "set speculation.steps to [0, 3]"),
+    "a release without": ("0.5.17", {"speculation.steps": [0, 3]}, "SGLang 0.5.17 has no LoRA beside speculation"),
+    "no speculation": ("0.5.17", WHOLE["plain"], ""),
+}
+
+
+@pytest.mark.parametrize("arguments", [("--lora-paths", "a=/adapters/a"), ("--enable-lora", "--max-lora-rank", "8")])
+@pytest.mark.parametrize("case", LORA)
+def test_lora_beside_a_speculation_that_the_engine_would_end_for(case: str, arguments: tuple[str, ...]) -> None:
+    release, changes, says = LORA[case]
+    server = make_server({**changes, "engine.image": f"sglang:{release}", "engine.args": list(arguments)})
+    condition = check_arguments(server)
+    assert condition.status is (Status.FALSE if says else Status.TRUE)
+    assert says in condition.message
+
+
 def test_a_resource_that_cannot_be_built_is_told_elsewhere() -> None:
     assert check_arguments(make_server({"engine.image": "sglang:0.5.23", "speculation.draftModel": None})).status is Status.TRUE
 

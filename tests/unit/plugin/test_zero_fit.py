@@ -74,7 +74,6 @@ OBSTACLES: list[tuple[Change, str]] = [
     (setting(target_of, "req_to_token_pool", named("HybridMambaPool", HybridPool)), "recurrent layers"),
     (setting(target_of, "model_config", SimpleNamespace(is_encoder_decoder=True)), "encoder-decoder"),
     (setting(target_of, "hisparse_coordinator", object()), "hierarchical sparse attention"),
-    (setting(target_of, "lora_manager", object()), "LoRA on a GPU"),
     (setting(lambda engine: engine._draft_worker, "seed_dsa_topk_from_draft_extend", True), "indexer's choice"),
 ]
 
@@ -117,9 +116,9 @@ def test_another_worker_does_not_fit() -> None:
     )
 
 
-def test_lora_on_a_cpu_is_no_obstacle() -> None:
+def test_lora_is_no_obstacle() -> None:
     engine = worker()
-    target_of(engine).device, target_of(engine).lora_manager = "cpu", object()
+    target_of(engine).lora_manager = object()
     assert find_obstacle(engine) is None
 
 

@@ -11,6 +11,7 @@ import pytest
 from specserver.plugin.zero import fit, graphs, step
 from specserver.plugin.zero.dialect import Dialect
 from specserver.plugin.zero.fit import Cause
+from specserver.plugin.zero.lora import LoraBuffers
 from specserver.plugin.zero.round import BATCH_FIELDS, Draft, PlainDecode
 from specserver.plugin.zero.step import MAX_ERRORS, Outcome, ZeroStep, is_bridge, is_cold
 from specserver.plugin.zero.wrap import ZeroHooks
@@ -223,7 +224,7 @@ def test_a_round_puts_back_every_field_whatever_happened(monkeypatch: pytest.Mon
 
 def test_a_runner_gets_its_backend_and_graphs_back() -> None:
     target = SimpleNamespace(attn_backend="verify", decode_cuda_graph_runner="verify graphs")
-    own = graphs.Graphs("plain", "plain graphs", None, decode_graphs=1, seconds=0, gigabytes=0)
+    own = graphs.Graphs("plain", "plain graphs", LoraBuffers(target), None, decode_graphs=1, seconds=0, gigabytes=0)
 
     def fail() -> None:
         with PlainDecode(worker(), Dialect("0.5.23"), own, None)._plain(target):

@@ -48,8 +48,6 @@ def find_obstacle(worker: Any) -> str | None:
         return "hierarchical sparse attention is not supported"
     if getattr(worker._draft_worker, "seed_dsa_topk_from_draft_extend", False):
         return "a draft that reuses the indexer's choice of its last extend is not supported"
-    if device == "cuda" and getattr(target, "lora_manager", None) is not None:
-        return "LoRA on a GPU is not supported: SGLang keeps one set of graph buffers for its adapters, sized for verify rounds"
     return None
 
 

@@ -8,6 +8,8 @@ captures ordinary decode of one token a request. Two things make it right beside
 - the hidden states that the draft wants are among its outputs (mode FULL). They cost no measurable time, so there is no
   second set of graphs without them.
 
+With LoRA, a third: the buffers that its captured kernels read (`lora.py`).
+
 The KV-only graphs run on a stream of their own (`draft_kv_graphs.py`): the next round does not wait for them.
 
 On one H200 for an 8B model and 16 batch sizes up to 256: 0.24 GB and 1.8 s, a quarter of the memory for KV-only.
@@ -22,6 +24,7 @@ from typing import Any
 
 from specserver.plugin.zero.dialect import Dialect
 from specserver.plugin.zero.draft_kv_graphs import DraftKvGraphs, capture_draft_kv
+from specserver.plugin.zero.lora import LoraBuffers
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +38,13 @@ class Graphs:
 
     attention  attention backend of plain decode, with or without graphs
     runner     decode graphs; None where the engine runs without graphs
+    lora       what those graphs read of LoRA
     draft_kv   KV-only graphs; None where that write does not fit the draft, or runs eagerly
     """
 
     attention: Any
     runner: Any | None
+    lora: LoraBuffers
     draft_kv: DraftKvGraphs | None
     decode_graphs: int
     seconds: float
@@ -59,9 +64,10 @@ def build_graphs(worker: Any, dialect: Dialect, *, draft_kv: bool) -> Graphs:
     started, free_bytes = time.perf_counter(), _free_bytes()
     target = worker._target_worker.model_runner
     attention = _build_attention(target)
-    runner = None
+    runner, lora = None, LoraBuffers(target)
     if target.decode_cuda_graph_runner is not None:
-        runner = _build_decode_runner(target, attention)
+        with lora.capturing():
+            runner = _build_decode_runner(target, attention)
     kv_graphs = None
     if runner is not None and draft_kv and type(runner.backend).__name__ == _KV_GRAPH_BACKEND:
         try:
@@ -72,6 +78,7 @@ def build_graphs(worker: Any, dialect: Dialect, *, draft_kv: bool) -> Graphs:
     return Graphs(
         attention=attention,
         runner=runner,
+        lora=lora,
         draft_kv=kv_graphs,
         decode_graphs=0 if runner is None else len(runner.capture_bs),
         seconds=time.perf_counter() - started,

@@ -99,13 +99,13 @@ class PlainDecode:
         batch.input_ids, batch.out_cache_loc, batch.seq_lens = draft_input.bonus_tokens, locations, after
         if batch.seq_lens_cpu is not None:
             batch.seq_lens_cpu, batch.seq_lens_sum = batch.seq_lens_cpu + 1, None
-        forward_batch = ForwardBatch.init_new(
-            batch, target, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
-        )
-        forward_batch.spec_algorithm = SpeculativeAlgorithm.NONE
         # 4. Forward and sample. The sampler asks each request's grammar which tokens may come; where rounds overlap, the tokens
         #    of the round before are taken into account only now, while the forward runs.
         with self._plain(target), self._hand_on_read_done(target, follows=draft is Draft.EXTEND):
+            forward_batch = ForwardBatch.init_new(
+                batch, target, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
+            )
+            forward_batch.spec_algorithm = SpeculativeAlgorithm.NONE
             output = target.forward(forward_batch)
         if batch.has_grammar and grammar_barrier is not None:
             grammar_barrier()
@@ -158,14 +158,16 @@ class PlainDecode:
 
     @contextlib.contextmanager
     def _plain(self, target: Any) -> Iterator[None]:
-        """The target decodes on the zero step's own backend and graphs, in the eager fall-back beyond the largest graph too."""
+        """The target decodes on the zero step's own backend, graphs and LoRA buffers (which are filled as the forward's batch is
+        made), in the eager fall-back beyond the largest graph too."""
         if self.graphs is None:
             yield
             return
         earlier = target.attn_backend, target.decode_cuda_graph_runner
         target.attn_backend, target.decode_cuda_graph_runner = self.graphs.attention, self.graphs.runner
         try:
-            yield
+            with self.graphs.lora.in_place():
+                yield
         finally:
             target.attn_backend, target.decode_cuda_graph_runner = earlier
 
