@@ -16,14 +16,19 @@ _COMPILE = (
 )  # fmt: skip
 _OPERATOR = "requirements/operator.txt"
 _OURS = ("--python-version", "3.11")
-_GPU = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_39", "--no-deps")
+_GPU = (
+    "--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_39", "--no-deps",
+    "benchmarks/gpu/requirements-common.in",
+)  # fmt: skip
 _LOCKS: dict[str, tuple[str, ...]] = {
     _OPERATOR: (*_OURS, "--universal", "pyproject.toml", "--extra", "operator"),
     "requirements/dev.txt": (*_OURS, "--universal", "pyproject.toml", "--extra", "operator", "--extra", "dev", "-c", _OPERATOR),
     "images/wheel-requirements.txt": (*_OURS, "images/wheel-requirements.in"),
     "images/sglang-cpu/requirements.txt": (*_OURS, "images/sglang-cpu/requirements.in"),
     "images/sglang-cpu/requirements-nodeps.txt": (*_OURS, "images/sglang-cpu/requirements-nodeps.in", "--no-deps"),
-    "benchmarks/gpu/requirements.txt": (*_GPU, "benchmarks/gpu/requirements.in"),
+    "benchmarks/gpu/requirements-0.5.17.txt": (*_GPU, "benchmarks/gpu/requirements-0.5.17.in"),
+    "benchmarks/gpu/requirements-0.5.20.txt": (*_GPU, "benchmarks/gpu/requirements-0.5.20.in"),
+    "benchmarks/gpu/requirements-0.5.23.txt": (*_GPU, "benchmarks/gpu/requirements-0.5.23.in"),
 }
 """What is written -> what it is compiled from."""
 

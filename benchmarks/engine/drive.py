@@ -150,7 +150,7 @@ class Benchmark:
         all of them. The order turns around from cycle to cycle, so that a steady drift tells for none.
 
         The rule goes on beneath what is forced, and does not start anew behind it. It learns from those rounds, too, what they
-        cost and what drafts are worth, which helps it: what it does by itself is `steady`'s to show.
+        cost, which helps it: what it does by itself is `steady`'s to show.
         """
         plan, survival = self.plan, PROFILES[labels["profile"]]
         seconds = plan.busy_window_seconds if concurrency >= plan.busy_from else plan.cycle_window_seconds

@@ -1,13 +1,16 @@
 """Builds `.gpu/`: all that a GPU machine without a network lacks for running SGLang 0.5.17 with our plugin from this repository.
 
-    benchmarks/gpu/make_carry [--kernels JIT.tar.xz]
+    benchmarks/gpu/make_carry [--sglang 0.5.23] [--kernels JIT.tar.xz]
 
 The machine has Python 3.12, torch 2.11 for CUDA 13.0, Triton 3.6 and nvcc. Everything else comes from the Python package index,
-pinned by hash (requirements.txt), and is packed so small that it travels with the repository in one 64 MiB transfer:
+pinned by hash (requirements-<release>.txt), and is packed so small that it travels with the repository in one 64 MiB transfer:
 
     site.tar.xz     site-packages
     attention.tar.xz   FlashAttention-3, trimmed (attention.py)
     kernels.tar.xz  kernels compiled by an earlier run, from its output: saves the next run a minute or more. Optional.
+
+0.5.17 is the last release for the machine's torch. 0.5.20 and 0.5.23, which have LoRA beside speculation, want others but run on
+it with 0.5.17's kernel library: what they call there for such models is in it (machine.sh skips the comparison of versions).
 
 Models are two config files (models/) with random weights, so nothing else is carried.
 """
@@ -29,26 +32,36 @@ REPOSITORY = HERE.parents[1]
 CARRY = REPOSITORY / ".gpu"
 LIMIT_BYTES = 64 * 2**20
 
+RELEASES = ("0.5.17", "0.5.20", "0.5.23")
 PYTHON_VERSION, PLATFORM = "3.12", "x86_64-manylinux_2_39"
 
 UNUSED = (
     "bin", "share",
     "sglang/multimodal_gen", "sglang/test", "sglang/eval", "sglang/benchmark",
     "sglang/srt/server/_core*.so", "sglang/srt/grpc/_core*.so", "sglang/srt/multimodal/_core*.so",
+    "sglang/srt/rust_extensions/*.so", "sglang/srt/mem_cache/rust_tree_core/*.so",
     "sgl_kernel/flash_ops*", "sgl_kernel/sm100", "sgl_kernel/infllm_ops*", "sgl_kernel/flashmla_ops*",
     "flashinfer/data/cutlass/python", "flashinfer/data/cutlass/examples", "flashinfer/data/cutlass/test",
-    "flashinfer/data/cccl/python",
+    "flashinfer/data/cccl/python", "flashinfer/data/cccl/benchmarks", "flashinfer/data/cccl/ci", "flashinfer/data/cccl/docs",
 )  # fmt: skip
-"""What a text server never imports, and most of the size. FlashAttention-3 travels apart, trimmed."""
+"""What a text server never imports, and most of the size. FlashAttention-3 travels apart, trimmed. The prefix cache in Rust is
+built for a later torch; without it SGLang takes its own in Python."""
 
 MODIFIED = "2020-01-01"
 """Of all files. Kernels that an earlier run compiled are newer than their sources then, whenever those were installed."""
 
-STAND_IN = '"""Empty stand-in: EAGLE\'s graphs import a backend that imports this. Run with SGLANG_ENABLE_JIT_DEEPGEMM=0."""\n'
+STAND_INS = {
+    "deep_gemm.py": '"""Empty: EAGLE\'s graphs import a backend that imports this. Run with SGLANG_ENABLE_JIT_DEEPGEMM=0."""\n',
+    "flash_mla/__init__.py": "fused_norm_rope_attn_rope_cast = None\n",
+    "flash_mla/flash_mla_interface.py": "class FlashMLASchedMeta:\n    pass\n",
+    "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py": (HERE / "no_dual_gemm.py").read_text(),
+}
+"""Of libraries that SGLang imports for other models or other GPUs, and never calls for a Llama on this one."""
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make_carry", description="build .gpu/ for a GPU machine without a network")
+    parser.add_argument("--sglang", choices=RELEASES, default=RELEASES[0], help="release to carry; %(default)s if left out")
     parser.add_argument("--kernels", type=Path, help="kernels.tar.xz from the output of an earlier run")
     options = parser.parse_args(arguments)
     missing = [tool for tool in ("xz", "tar") if shutil.which(tool) is None]
@@ -60,13 +73,15 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="carry-", dir=CARRY) as scratch:
         # 1. The packages, for the other machine's Python.
         site = Path(scratch) / "site"
-        install_packages(site)
+        install_packages(site, HERE / f"requirements-{options.sglang}.txt")
         # 2. The one library that is too large as it is.
         kept = pack_attention(site, Path(scratch) / "attention")
         print(f"FlashAttention-3: kept {kept / 2**20:.0f} MiB of kernels", flush=True)
         # 3. All else, without what a text server never imports.
         remove_unused(site)
-        (site / "deep_gemm.py").write_text(STAND_IN)
+        for name, text in STAND_INS.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(text)
         pack(site, CARRY / "site.tar.xz")
     # 4. Compiled kernels, if there are any.
     if options.kernels is not None:
@@ -74,12 +89,12 @@ def main(arguments: list[str]) -> int:
     return report_size(time.monotonic() - began)
 
 
-def install_packages(site: Path) -> None:
+def install_packages(site: Path, requirements: Path) -> None:
     """uv installs for another Python and platform than its own, so neither is needed here."""
     command = [
         sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes",
         "--python-version", PYTHON_VERSION, "--python-platform", PLATFORM, "--target", str(site),
-        "--requirement", str(HERE / "requirements.txt"),
+        "--requirement", str(requirements),
     ]  # fmt: skip
     subprocess.run(command, check=True)
 

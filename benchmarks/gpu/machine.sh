@@ -15,7 +15,8 @@ if [ ! -e $SITE/.complete ]; then
 fi
 echo "unpacked after $(( $(date +%s) - began )) s"
 export PYTHONPATH=$SITE PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 BENCHMARK_SCRATCH=/tmp/benchmark
-export SGLANG_ENABLE_JIT_DEEPGEMM=0 TVM_FFI_CACHE_DIR=$KERNELS/tvm TRITON_CACHE_DIR=$KERNELS/triton FLASHINFER_WORKSPACE_BASE=$KERNELS/fi
+export SGLANG_ENABLE_JIT_DEEPGEMM=0 SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1
+export TVM_FFI_CACHE_DIR=$KERNELS/tvm SGLANG_JIT_CACHE_DIR=$KERNELS/jit TRITON_CACHE_DIR=$KERNELS/triton FLASHINFER_WORKSPACE_BASE=$KERNELS/fi
 export CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")}
 # Kernels that an earlier run could not finish; nobody waits for it here.
 nice python3 -m benchmarks.gpu.kernels $KERNELS > "$1/kernels.txt" 2>&1 &

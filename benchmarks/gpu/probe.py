@@ -8,13 +8,15 @@ In each scheduler process it can, as a control file says (`Controls`, changeable
 - replace the table of SGLang's adaptive controller, so that two of its configurations can be measured in one server;
 - note what was drafted and accepted, request by request, and overwrite the draft's KV pool with noise first: what a draft
   proposes after a zero phase can then be compared with a run that always speculated, and old bytes can't help;
-- fill random weights from +-0.04 instead of +-0.001, which leaves the next token almost independent of the context.
+- fill random weights from +-0.04 instead of +-0.001, which leaves the next token almost independent of the context;
+- take the product's own LoRA buffers out (zero/lora.py), which outputs must then show.
 
 Standard library until a hook runs: every process of the engine loads this module.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import mmap
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 ENV_DIRECTORY = "SPECSERVER_PROBE"
 ENV_WEIGHTS = "SPECSERVER_PROBE_WEIGHTS"
+ENV_LORA = "SPECSERVER_PROBE_LORA"
+"""Which of LoraBuffers' two parts does nothing: `capturing` or `in_place`."""
 SIMULATED_TOKEN = 100
 NOTED_ROUNDS = 8
 _SEQUENCE = struct.Struct("<Q")
@@ -114,6 +118,9 @@ def load() -> None:
     }
     if os.environ.get(ENV_WEIGHTS):
         hooks["sglang.srt.model_loader.weight_utils.initialize_dummy_weights"] = fill_weights
+        hooks["sglang.srt.lora.lora.LoRAAdapter.initialize_weights"] = read_adapter
+    if os.environ.get(ENV_LORA):
+        take_out_lora_buffers(os.environ[ENV_LORA])
     for target, hook in hooks.items():
         HookRegistry.register(target, hook, HookType.AROUND)
     logger.info("the probe watches; controls in %s", directory)
@@ -240,6 +247,20 @@ def _levels(survival: tuple[float, ...], steps: int) -> list[float]:
     while len(levels) < steps:
         levels.append(levels[-1] / 2)
     return levels
+
+
+def read_adapter(original: Callable[..., Any], adapter: Any) -> Any:
+    """From its files, also where the model's weights are random."""
+    from sglang.srt.configs.load_config import LoadFormat
+
+    adapter.load_config = replace(adapter.load_config, load_format=LoadFormat.AUTO)
+    return original(adapter)
+
+
+def take_out_lora_buffers(part: str) -> None:
+    from specserver.plugin.zero.lora import LoraBuffers
+
+    setattr(LoraBuffers, part, lambda buffers: contextlib.nullcontext())
 
 
 def scribble_draft_pool(scheduler: Any) -> None:

@@ -40,8 +40,9 @@ class Product:
         self.release()
 
     def force(self, steps: int) -> None:
-        """So many steps from this moment on. The rule goes on beneath: `release` finds it where it would stand without."""
-        self._running.call("POST", f"{PATH}/force", {"steps": steps, "ttlSeconds": FORCE_SECONDS})
+        """So many steps from this moment on. The rule goes on beneath: `release` finds it where it would stand without. It learns
+        what such rounds cost, and nothing of what drafts are worth."""
+        self._running.call("POST", f"{PATH}/force", {"steps": steps, "ttlSeconds": FORCE_SECONDS, "costOnly": True})
 
     def release(self) -> None:
         self._running.call("DELETE", f"{PATH}/force")

@@ -31,6 +31,7 @@ from benchmarks.gpu.rounds import read_rounds
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 ADMIN_KEY = "benchmark"
+UNPINNED = REPOSITORY / "tests" / "engine" / "unpinned"
 POLL_SECONDS = 0.3
 STAGGER_SECONDS = 2.0
 FLUSH_ATTEMPTS = 20
@@ -319,7 +320,7 @@ def cpu_machine(models: Path) -> Machine:
     return Machine(
         name="cpu",
         python=str(ensure_environment()),
-        variables={**variables, "PYTHONPATH": standins},
+        variables={**variables, "PYTHONPATH": os.pathsep.join((standins, str(UNPINNED)))},
         arguments=(
             "--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.3", "--max-total-tokens", "16384",
             "--max-running-requests", "16", "--context-length", "1024", "--disable-cuda-graph", "--skip-server-warmup",

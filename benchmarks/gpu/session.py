@@ -35,9 +35,9 @@ class Session:
         self.machine = machine
         self._out, self._path = out, out / "raw.json"
         out.mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(os.environ.get("BENCHMARK_SCRATCH", "/tmp/benchmark")) / name
-        shutil.rmtree(self._scratch, ignore_errors=True)  # an earlier run's, on the same machine
-        self.fleet = Fleet(machine, self._scratch, self.say)
+        self.scratch = Path(os.environ.get("BENCHMARK_SCRATCH", "/tmp/benchmark")) / name
+        shutil.rmtree(self.scratch, ignore_errors=True)  # an earlier run's, on the same machine
+        self.fleet = Fleet(machine, self.scratch, self.say)
         self.raw: dict[str, Any] = {
             "benchmark": name, "machine": describe_machine(machine), "cells": [], "leftOut": [], "problems": [],
         }  # fmt: skip
@@ -96,18 +96,18 @@ class Session:
     def keep_logs(self) -> None:
         """The end of each engine's log, and what the probe noted."""
         with tarfile.open(self._out / "logs.tar.xz", "w:xz") as archive:
-            for log in sorted(self._scratch.glob("*/engine.log")):
+            for log in sorted(self.scratch.glob("*/engine.log")):
                 text = log.read_bytes()[-TAIL_BYTES:]
                 (log.parent / "engine.tail").write_bytes(text)
                 archive.add(log.parent / "engine.tail", f"{log.parent.name}.log")
-            for notes in sorted(self._scratch.glob("*/notes.jsonl")):
+            for notes in sorted(self.scratch.glob("*/notes.jsonl")):
                 notes.with_name("notes.head").write_bytes(notes.read_bytes()[:TAIL_BYTES])
                 archive.add(notes.with_name("notes.head"), f"{notes.parent.name}.notes.jsonl")
 
     def keep_rounds(self) -> None:
         """Every round of every server (rounds.py), for looking closer."""
         with tarfile.open(self._out / "rounds.tar.gz", "w:gz", compresslevel=5) as archive:
-            for path in sorted(self._scratch.glob("*/rounds.bin")):
+            for path in sorted(self.scratch.glob("*/rounds.bin")):
                 kept = path.with_name("rounds.kept")
                 kept.write_bytes(read_rounds(path).tobytes())
                 archive.add(kept, f"{path.parent.name}.bin")

@@ -3,7 +3,9 @@
     bash benchmarks/zero-step/run.sh OUT DEADLINE                  speed on each backend, proposals
     bash benchmarks/zero-step/run.sh OUT DEADLINE --part trained   accepted drafts, graph memory
     bash benchmarks/zero-step/run.sh OUT DEADLINE --part accepted  accepted drafts alone
+    bash benchmarks/zero-step/run.sh OUT DEADLINE --part lora      outputs and speed with LoRA; SGLang 0.5.20
     bash benchmarks/zero-step/run.sh OUT DEADLINE --only fa3,triton  speed of these, without SGLang's own zero step
+    bash benchmarks/zero-step/run.sh OUT DEADLINE --part lora --only csgmv,triton_v2  these LoRA backends
 
 For FlashAttention-3, Triton and FlashInfer: a plain server and ours side by side. At each concurrency all requests start and
 end together (one decode cycle), so that every interval between two launches counts, and each arm runs forward, then in reverse
@@ -19,10 +21,12 @@ accepted drafts. One server of the large model starts alone in it: free memory t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.draft_model.language import continued, first_lines
-from benchmarks.gpu import digest
+from benchmarks.gpu import digest, probe
 from benchmarks.gpu.load import Client, Shape
 from benchmarks.gpu.product import Product
 from benchmarks.gpu.rounds import Kind
@@ -44,8 +48,15 @@ RANK_FIELDS = ("rank", "armed", "reason", "steps", "rounds", "decisionHash", "sw
 PINNED_AT_ZERO = {"1": (0,), "100000": (3,)}
 """A table of SGLang's adaptive controller that never leaves 0; 3 has to be in it, because the server starts with 3."""
 
+ARMS: dict[str, int | None] = {"0 steps": 0, "3 steps": 3, "toggling": None}
+
 REQUEST = Shape(prompt=128, output=256)
 TRAINED = REPOSITORY / "images" / "sglang-cpu" / "trained"
+MAKE_ADAPTERS = REPOSITORY / "images" / "sglang-cpu" / "adapters.py"
+ADAPTERS = {"narrow": 8, "wide": 16}
+"""Rank by name."""
+WORN: tuple[str | None, ...] = (*ADAPTERS, None)
+"""Requests wear these by turns."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +79,15 @@ class Plan:
         ("without-overlap", ("--disable-overlap-schedule",)),
         ("pages-of-16", ("--page-size", "16")),
     )
+    lora_backends: tuple[str, ...] = ("csgmv", "triton")
+    lora_concurrencies: tuple[int, ...] = (1, 32, 128)
+    lora_start_seconds: float = 330.0  # kernels of another release are compiled
     further_phases: tuple[float, ...] = (2.0, 2.0, 2.0, 2.0)
     rounds_after: int = 4
     trained_concurrency: int = 128
     trained_output: int = 200
     trained_second: int = 512
     trained_kv_tokens: int = 262_144
-    alone_seconds: float = 25.0
     start_seconds: float = 170.0
     kv_tokens: int = 100_000
     stock_kv_tokens: int = 52_000
@@ -82,9 +95,9 @@ class Plan:
 
 REHEARSAL = Plan(
     shape=Shape(8, 24), concurrencies=(1, 4), stock_concurrencies=(1, 4), backends=("cpu",),
-    prompts=3, draft_prompt=20,
+    prompts=3, draft_prompt=20, lora_backends=("torch_native",), lora_concurrencies=(1, 4),
     draft_output=40, second_output=16, start_seconds=420.0, toggle_seconds=0.1, zero_phase_seconds=6.0, further_phases=(3.0,),
-    trained_concurrency=3, trained_output=60, trained_second=6, trained_kv_tokens=16384, alone_seconds=1.0, stock_kv_tokens=16384,
+    trained_concurrency=3, trained_output=60, trained_second=6, trained_kv_tokens=16384, stock_kv_tokens=16384,
 )  # fmt: skip
 
 
@@ -99,8 +112,9 @@ class Benchmark:
         self.session, self.plan = session, plan
         session.raw.update(
             plan={"prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies},
-            proposals=[], acceptance=[], reports={}, variants={},
+            proposals=[], acceptance=[], reports={}, variants={}, lora={},
         )  # fmt: skip
+        self._wear: dict[str, tuple[str | None, ...]] = {}
 
     async def run(self) -> None:
         # 1. Two backends at once: as many servers as the GPU's memory holds.
@@ -145,15 +159,14 @@ class Benchmark:
 
     async def run_trained(self) -> None:
         session, plan = self.session, self.plan
-        # 1. One large server has the GPU to itself while it captures its graphs; the others start behind it.
+        # 1. One large server has the machine to itself while it starts: what its graphs take is told then.
         alone = self.our_server(plan.backends[0])
-        session.fleet.launch([alone])
-        await asyncio.sleep(plan.alone_seconds)
+        session.fleet.start([alone], min(session.end - 60, time.monotonic() + plan.start_seconds))
         trained = [self.trained_server(name) for name in plan.backends]
         pair = [self.two_gpu_server(plan.backends[0])] if visible_gpus() > 1 else []
         variants = [self.variant(name, arguments) for name, arguments in plan.variants]
         session.fleet.launch([*trained, *pair, *variants])
-        names = [server.name for server in (alone, *trained, *pair, *variants)]
+        names = [server.name for server in (*trained, *pair, *variants)]
         session.fleet.wait_for(names, min(session.end - 60, time.monotonic() + plan.start_seconds))
         self.note_report(alone.name, "atStart")
         # 2. Over two GPUs, where there are two: ranks in step, outputs as on one. And without what makes it fast, and in pages.
@@ -168,6 +181,75 @@ class Benchmark:
         await session.stage("acceptance", plan.zero_phase_seconds + 45, self.compare_all_acceptance)
         for server in (alone, *trained):
             self.note_report(server.name, "atEnd")
+
+    # ---- LoRA --------------------------------------------------------------------------------------------------------------
+
+    async def run_lora(self) -> None:
+        """Requests with and without adapters beside one another: the outputs of the trained pair, on each LoRA backend, and the
+        speed of the large model. Two servers lack one half of what keeps the buffers apart: their outputs must be wrong."""
+        session, plan = self.session, self.plan
+        trained, large = self.trained_server(plan.backends[0]), self.our_server(plan.backends[0])
+        small = [
+            self.lora_server(f"{kind}-{backend}", backend, trained)
+            for backend in plan.lora_backends
+            for kind in ("plain", "stock", "ours")
+        ]
+        first = plan.lora_backends[0]
+        without = [
+            replace(
+                self.lora_server(f"without-{part}-{first}", first, trained), variables={**trained.variables, probe.ENV_LORA: part}
+            )
+            for part in ("capturing", "in_place")
+        ]
+        pair = [self.lora_server(name, first, large) for name in ("plain-lora", "ours-lora")]
+        session.fleet.start([*small, *without, *pair], min(session.end - 90, time.monotonic() + plan.lora_start_seconds))
+        for backend in plan.lora_backends:
+            await session.stage(f"outputs {backend}", 60, partial(self.compare_lora, backend))
+        session.fleet.stop([server.name for server in (*small, *without)])
+        await session.stage("warm-up", 15, self.warm_up)
+        for concurrency in plan.lora_concurrencies:
+            await session.stage(f"lora C={concurrency}", 30, partial(self.compare, "lora", concurrency))
+        self.note_report("ours-lora", "atEnd")
+
+    async def compare_lora(self, backend: str) -> None:
+        """Every arm against a plain server and against SGLang's own speculation, whose rounds with drafts are ours too.
+
+        Random adapters leave many tokens nearly undecided, so verify kernels may part from decode kernels by their rounding;
+        a wrong adapter parts in the first tokens.
+        """
+        plain, stock = await self.outputs_of(f"plain-{backend}", "0 steps"), await self.outputs_of(f"stock-{backend}", "3 steps")
+        found = self.session.raw["lora"][backend] = {"stock": {"equalPlain": equal(stock, plain), "alike": alike(stock, plain)}}
+        for name in sorted(self.session.fleet.running):
+            if name.endswith(f"-{backend}") and not name.startswith(("plain", "stock")):
+                arms = found[name] = {}
+                for arm in ARMS:
+                    outputs = await self.outputs_of(name, arm)
+                    arms[arm] = {
+                        "equalPlain": equal(outputs, plain), "alike": alike(outputs, plain), "equalStock": equal(outputs, stock),
+                        "rounds": Product(self.running(name), LADDER).state()["zero"]["rounds"],
+                    }  # fmt: skip
+                    self.session.say(f"{name}, {arm}: {json.dumps(arms[arm])}")
+                self.note_report(name, "atEnd")
+
+    def lora_server(self, name: str, lora_backend: str, like: Server) -> Server:
+        """`like` with adapters; without speculation, or without our plugin, if its name says so."""
+        target = like.target or self.session.machine.target
+        directory = self.session.scratch / "adapters" / target.parent.name
+        if not directory.exists():
+            ranks = [f"{adapter}={rank}" for adapter, rank in ADAPTERS.items()]
+            subprocess.run([self.session.machine.python, MAKE_ADAPTERS, target, directory, *ranks], check=True)
+        paths = [f"{adapter}={directory / adapter}" for adapter in ADAPTERS]
+        arguments = (*like.arguments, "--lora-backend", lora_backend, "--lora-paths", *paths)
+        self._wear[name] = WORN
+        steps = 0 if name.startswith("plain") else like.steps
+        return replace(like, name=name, arguments=arguments, steps=steps, product=not name.startswith(("plain", "stock")))
+
+    def worn(self, running: Running, requests: int) -> dict[str, Any]:
+        """What so many requests in one call say of their adapters."""
+        wear = self._wear.get(running.name)
+        return {} if wear is None else {"lora_path": list(itertools.islice(itertools.cycle(wear), requests))}
+
+    # ---- servers started otherwise -----------------------------------------------------------------------------------------
 
     def two_gpu_server(self, backend: str) -> Server:
         one = self.trained_server(backend)
@@ -188,39 +270,38 @@ class Benchmark:
         """The same for a server that was started otherwise."""
         self.session.raw["variants"][name] = await self.compare_outputs(name, usual)
 
-    async def compare_outputs(self, name: str, single: str) -> dict[str, Any]:
-        """Outputs of the server `name` at 0 steps, at 3 and while toggling, against those of `single` at 0 steps."""
-        texts = Texts(seed=9)
-        prompts = [texts.next() for _ in range(self.plan.compared_prompts)]
-        one, two = self.running(single), self.running(name)
+    async def compare_outputs(self, name: str, usual: str) -> dict[str, Any]:
+        """Outputs of the server `name` at 0 steps, at 3 and while toggling, against those of `usual` at 0 steps."""
+        reference = await self.outputs_of(usual, "0 steps")
         result: dict[str, Any] = {}
-        reference: list[list[int]] | None = None
-        for arm, running, steps in (
-            (f"{single}, 0 steps", one, 0), ("0 steps", two, 0), ("3 steps", two, 3), ("toggling", two, None),
-        ):  # fmt: skip
-            product = Product(running, LADDER)
-            product.fixed(steps or 0)
-            async with self.session.client(running) as client:
-                toggling = None
-                if steps is None:
-                    toggling = asyncio.create_task(self.toggle(running, product, spoiling=False))
-                answers = await asyncio.gather(*(client.generate(prompt, self.plan.trained_output) for prompt in prompts))
-                if toggling:
-                    toggling.cancel()
-                    await asyncio.gather(toggling, return_exceptions=True)
-            outputs = [answer["output_ids"] for answer in answers]
-            if reference is None:
-                reference = outputs
-                continue
-            ranks = product.ranks()
+        for arm in ARMS:
+            outputs = await self.outputs_of(name, arm)
+            ranks = Product(self.running(name), LADDER).ranks()
             result[arm] = {
                 "zero": ranks[0]["zero"],
-                "equal": f"{sum(a == b for a, b in zip(outputs, reference, strict=True))}/{len(outputs)}",
+                "equal": equal(outputs, reference),
                 "ranks": [{key: rank.get(key) for key in RANK_FIELDS} for rank in ranks],
                 "inStep": len({json.dumps([rank["rounds"], rank["decisionHash"]]) for rank in ranks}) == 1,
             }
             self.session.say(f"{name}, {arm}: {json.dumps(result[arm])}")
         return result
+
+    async def outputs_of(self, name: str, arm: str) -> list[list[int]]:
+        """Of the same prompts in any server. One without our plugin has but one arm."""
+        texts, running = Texts(seed=9), self.running(name)
+        prompts = [texts.next() for _ in range(self.plan.compared_prompts)]
+        product = Product(running, LADDER)
+        if running.server.product:
+            product.fixed(ARMS[arm] or 0)
+        async with self.session.client(running) as client:
+            toggling = None
+            if ARMS[arm] is None:
+                toggling = asyncio.create_task(self.toggle(running, product, spoiling=False))
+            answers = await client.generate(prompts, self.plan.trained_output, **self.worn(running, len(prompts)))
+            if toggling:
+                toggling.cancel()
+                await asyncio.gather(toggling, return_exceptions=True)
+        return [answer["output_ids"] for answer in answers]
 
     async def sweep(self, name: str) -> None:
         """What an engine can measure of itself at its start: how long that takes, and how many step costs it gets."""
@@ -284,7 +365,8 @@ class Benchmark:
                 sizes = [c for c in self.plan.concurrencies if c <= biggest]
                 async with self.session.client(running, seed=99) as client:
                     for size in sizes:  # in one call, as the cycles
-                        await client.generate([client.prompt(self.plan.shape.prompt) for _ in range(size)], 4)
+                        prompts = [client.prompt(self.plan.shape.prompt) for _ in range(size)]
+                        await client.generate(prompts, 4, **self.worn(running, size))
 
     # ---- speed -----------------------------------------------------------------------------------------------------------------
 
@@ -310,7 +392,7 @@ class Benchmark:
         async with session.client(running, seed=concurrency + len(session.raw["cells"])) as client:
             prompts = [client.prompt(shape.prompt) for _ in range(concurrency)]
             began = time.monotonic()
-            await client.generate(prompts, shape.output)
+            await client.generate(prompts, shape.output, **self.worn(running, concurrency))
         await asyncio.sleep(0.05)
         records = running.rounds()
         records = records[records["time"] >= began]
@@ -444,6 +526,19 @@ class Benchmark:
             result = {"server": name, "arm": arm, "first": first.report(), "second": second.report()}
             self.session.raw["acceptance"].append(result)
             self.session.say(f"acceptance {json.dumps(result)}")
+
+
+def equal(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> str:
+    return f"{sum(a == b for a, b in zip(outputs, reference, strict=True))}/{len(outputs)}"
+
+
+def alike(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:
+    """Share of tokens before an output's first difference, in the mean."""
+    shares = [
+        next((place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one)) / len(one)
+        for one, other in zip(outputs, reference, strict=True)
+    ]
+    return round(statistics.fmean(shares), 3)
 
 
 def context_of(model: Path) -> int:
@@ -581,8 +676,11 @@ if __name__ == "__main__":
     options = parse_arguments("zero-step")
     plan = REHEARSAL if options.rehearse else Plan()
     if options.only:
-        plan = replace(plan, backends=tuple(options.only.split(",")), stock=False)
+        only = tuple(options.only.split(","))
+        plan = replace(plan, lora_backends=only) if options.part == "lora" else replace(plan, backends=only, stock=False)
     run = Session(f"zero-step-{options.part}", options.out, options.deadline, choose_machine(options, 256, plan.kv_tokens))
     benchmark = Benchmark(run, plan)
-    parts = {"all": benchmark.run, "trained": benchmark.run_trained, "accepted": benchmark.run_accepted}
+    parts = {
+        "all": benchmark.run, "trained": benchmark.run_trained, "accepted": benchmark.run_accepted, "lora": benchmark.run_lora,
+    }  # fmt: skip
     run.run(parts[options.part]())

@@ -1,6 +1,8 @@
 """Table, picture and targets of the zero-step benchmark, from its raw data alone:
 
-    python -m benchmarks.zero-step.report OLDEST.json … NEWEST.json [--out FOLDER]
+    python -m benchmarks.zero-step.report OLDEST.json … NEWEST.json [--later FILE.json …] [--out FOLDER]
+
+`--later` names raw data of later releases of SGLang than the one that targets are measured with: shown behind it, apart.
 """
 
 from __future__ import annotations
@@ -20,6 +22,12 @@ WORDS = {
     "plain": "server without speculation",
     "ready": "ours, draft kept ready",
     "stock": "SGLang's own zero step",
+}
+
+OF_LORA = {
+    "ours": "ours",
+    "without-capturing": "ours, SGLang's buffers not put back (must fail)",
+    "without-in_place": "ours, its own buffers not put in place (must fail)",
 }
 
 COUNTS = ("requests", "rounds", "acceptedDrafts", "error")
@@ -223,18 +231,63 @@ def markdown(raw: dict[str, Any], cells: Cells, targets: Sequence[Target]) -> st
         ]
         header = ["server", "arm", "turn", "requests", "rounds", "accepted drafts a round", "standard error"]
         parts += ["\n## Accepted drafts in the first four rounds, trained pair\n", table(header, rows)]
-    rows = [
-        [name, arm, found["equal"], "yes" if found["inStep"] else "**no**"]
-        for name, arms in raw.get("compared", {}).items()
-        for arm, found in arms.items()
-    ]
-    if rows:
-        header = ["server", "arm", "outputs as the usual server's in plain decode", "ranks in step"]
-        parts += ["\n## Started otherwise: tensor parallel over two GPUs, and more; trained pair\n", table(header, rows)]
+    if raw.get("compared"):
+        title = "\n## Started otherwise: tensor parallel over two GPUs, and more; trained pair\n"
+        parts += [title, compared_table(raw["compared"])]
     left_out = [*raw["leftOut"], *raw["problems"]]
     if left_out:
         parts += ["\n## Left out, and problems\n", "".join(f"- {each.splitlines()[0]}\n" for each in left_out)]
     return "\n".join(parts)
+
+
+def compared_table(compared: dict[str, Any]) -> str:
+    rows = [
+        [name, arm, found["equal"], "yes" if found["inStep"] else "**no**"]
+        for name, arms in compared.items()
+        for arm, found in arms.items()
+    ]
+    return table(["server", "arm", "outputs as the usual server's in plain decode", "ranks in step"], rows)
+
+
+def later_markdown(raw: dict[str, Any]) -> str:
+    """What one run of a later release showed: whatever of it was run there."""
+    parts = [f"\n## SGLang {raw['machine']['sglang']}, {'with LoRA' if raw.get('lora') else 'without'}\n"]
+    if raw.get("lora"):
+        parts += ["Two adapters and none by turns in one batch, trained pair:\n", lora_table(raw["lora"])]
+    cells = Cells(raw["cells"])
+    if cells.concurrencies:
+        rows = [
+            [what, *(show(value("lora", c, "ready"), ratio("lora", c, "ready"), form) for c in cells.concurrencies)]
+            for what, value, ratio, form in (
+                ("milliseconds an iteration", cells.interval, cells.interval_ratio, ".3f"),
+                ("output tokens a second", cells.rate, cells.rate_ratio, ",.0f"),
+            )
+        ]
+        header = ["with LoRA, zero steps (÷ plain)", *(f"C={concurrency}" for concurrency in cells.concurrencies)]
+        parts += ["\nSpeed with the large model, adapters by turns:\n", table(header, rows)]
+    if raw["variants"]:
+        parts += ["\nStarted otherwise, trained pair:\n", compared_table(raw["variants"])]
+    if raw["acceptance"]:
+        ratios = [f"{acceptance_ratio(raw, turn):.3f} in the {turn} turn" for turn in ("first", "second")]
+        parts.append(f"\nAccepted drafts after a zero phase ÷ always speculating: {', '.join(ratios)}.\n")
+    graphs = graphs_of(raw["reports"].get("ours-fa3", {}).get("atStart", {}))
+    if graphs:
+        parts.append(f"\nGraphs of the zero step, 8B model: {graphs['seconds']} s.\n")
+    return "\n".join(parts)
+
+
+def lora_table(lora: dict[str, Any]) -> str:
+    rows = []
+    for backend, servers in lora.items():
+        stock = servers["stock"]
+        rows.append(["SGLang's own speculation", backend, "3 steps", stock["equalPlain"], stock["alike"], "–"])
+        rows += [
+            [OF_LORA[name.rsplit("-", 1)[0]], backend, arm, found["equalPlain"], found["alike"], found["equalStock"]]
+            for name, arms in servers.items()
+            if name != "stock"
+            for arm, found in arms.items()
+        ]
+    return table(["server", "LoRA backend", "arm", "as a plain server", "alike up to, share of tokens", "as SGLang's own"], rows)
 
 
 def show(value: float | None, ratio: float | None, form: str) -> str:
@@ -272,6 +325,7 @@ def draw(cells: Cells, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.zero-step.report")
     parser.add_argument("raw", type=Path, nargs="+", help="raw.json of the parts")
+    parser.add_argument("--later", type=Path, nargs="+", default=[], help="raw.json of later releases")
     parser.add_argument("--out", type=Path, help="folder for the results; that of the raw file if left out")
     options = parser.parse_args()
     out = options.out or options.raw[0].parent
@@ -279,7 +333,7 @@ def main() -> None:
     cells = Cells(raw["cells"])
     targets = targets_of(raw, cells)
     write_summary(out / "summary.json", targets)
-    text = markdown(raw, cells, targets)
+    text = markdown(raw, cells, targets) + "".join(later_markdown(json.loads(path.read_text())) for path in options.later)
     (out / "results.md").write_text(text)
     draw(cells, out / "zero-step.png")
     print(text)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-STRENGTH = 0.5
+STRENGTH = 0.2
 """Standard deviation of what an adapter adds to a projection whose input has one of 1."""
 
 

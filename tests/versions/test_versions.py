@@ -20,7 +20,7 @@ import pytest
 from specserver.plugin import hooks, versions
 from specserver.plugin.support import Target, find_target_problems, find_version_problem
 from specserver.plugin.zero import wrap
-from specserver.plugin.zero.lora import _GRAPH_BUFFERS
+from specserver.plugin.zero.lora import GRAPH_BUFFERS
 from tests.versions.sources import REPOSITORY, pinned_versions
 
 TARGETS = (*hooks.SCHEDULER_TARGETS, hooks.HTTP)
@@ -219,7 +219,7 @@ def test_capturing_replaces_loras_graph_buffers_and_nothing_else(sources: Path) 
     assert {"lora_manager", "chunked_backend", "triton_backend"} <= replaced.keys()
     names = set().union(*replaced.values()) - {"batch.tokens_per_request"}  # triton_v2: of a buffer that is new itself
     assert names
-    assert [name for name in names if not (name.startswith("self.") and _GRAPH_BUFFERS in name)] == []
+    assert [name for name in names if not (name.startswith("self.") and GRAPH_BUFFERS in name)] == []
 
 
 # ---- a release that changed -----------------------------------------------------------------------------------------------

@@ -120,3 +120,19 @@ def test_acceptance_is_held_against_always_speculating() -> None:
     ]
     acceptance.append({**acceptance[0], "server": "trained-flashinfer", "first": {"acceptedDrafts": 9.0, "rounds": 10}})
     assert value_of("after a zero phase ÷ always, first turn", raw(acceptance=acceptance)) == pytest.approx(0.99)
+
+
+def test_how_far_outputs_are_alike() -> None:
+    outputs, reference = [[1, 2, 3, 4], [1, 2, 9, 4]], [[1, 2, 3, 4], [1, 2, 3, 4]]
+    assert (drive.equal(outputs, reference), drive.alike(outputs, reference)) == ("1/2", 0.75)
+
+
+def test_a_later_release_is_shown_with_what_was_run_of_it() -> None:
+    arms = {"0 steps": {"equalPlain": "12/12", "alike": 1.0, "equalStock": "12/12"}}
+    lora = {"csgmv": {"stock": {"equalPlain": "12/12", "alike": 1.0}, "ours-csgmv": arms, "without-in_place-csgmv": arms}}
+    empty = {"cells": [], "variants": {}, "acceptance": [], "reports": {}}
+    text = report.later_markdown({**empty, "machine": {"sglang": "0.5.20"}, "lora": lora})
+    assert text.startswith("\n## SGLang 0.5.20, with LoRA\n")
+    assert "| ours | csgmv | 0 steps | 12/12 | 1.0 | 12/12 |" in text
+    assert "| ours, its own buffers not put in place (must fail) | csgmv | 0 steps |" in text
+    assert "Speed" not in text

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-_GRAPH_BUFFERS = "cuda_graph"
+GRAPH_BUFFERS = "cuda_graph"
 """Part of the name of what capturing replaces: buffers on the backend (`cuda_graph_batch_info`, `cuda_graph_sgemm_batch_info`,
 `decode_cuda_graph_batch_info`), the number of requests that they hold on the manager (`max_bs_in_cuda_graph`)."""
 
@@ -57,4 +57,4 @@ class LoraBuffers:
 
 
 def _read(owner: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(owner).items() if _GRAPH_BUFFERS in name}
+    return {name: value for name, value in vars(owner).items() if GRAPH_BUFFERS in name}
