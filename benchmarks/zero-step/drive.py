@@ -3,7 +3,7 @@
     bash benchmarks/zero-step/run.sh OUT DEADLINE                  speed on each backend, proposals
     bash benchmarks/zero-step/run.sh OUT DEADLINE --part trained   accepted drafts, graph memory
     bash benchmarks/zero-step/run.sh OUT DEADLINE --part accepted  accepted drafts alone
-    bash benchmarks/zero-step/run.sh OUT DEADLINE --part lora      outputs and speed with LoRA; SGLang 0.5.20
+    bash benchmarks/zero-step/run.sh OUT DEADLINE --part lora      outputs and speed with LoRA; SGLang 0.5.20 or later
     bash benchmarks/zero-step/run.sh OUT DEADLINE --only fa3,triton  speed of these, without SGLang's own zero step
     bash benchmarks/zero-step/run.sh OUT DEADLINE --part lora --only csgmv,triton_v2  these LoRA backends
 
@@ -114,7 +114,7 @@ class Benchmark:
             plan={"prompt": plan.shape.prompt, "output": plan.shape.output, "concurrencies": plan.concurrencies},
             proposals=[], acceptance=[], reports={}, variants={}, lora={},
         )  # fmt: skip
-        self._wear: dict[str, tuple[str | None, ...]] = {}
+        self._with_adapters: set[str] = set()
 
     async def run(self) -> None:
         # 1. Two backends at once: as many servers as the GPU's memory holds.
@@ -240,14 +240,15 @@ class Benchmark:
             subprocess.run([self.session.machine.python, MAKE_ADAPTERS, target, directory, *ranks], check=True)
         paths = [f"{adapter}={directory / adapter}" for adapter in ADAPTERS]
         arguments = (*like.arguments, "--lora-backend", lora_backend, "--lora-paths", *paths)
-        self._wear[name] = WORN
+        self._with_adapters.add(name)
         steps = 0 if name.startswith("plain") else like.steps
         return replace(like, name=name, arguments=arguments, steps=steps, product=not name.startswith(("plain", "stock")))
 
     def worn(self, running: Running, requests: int) -> dict[str, Any]:
         """What so many requests in one call say of their adapters."""
-        wear = self._wear.get(running.name)
-        return {} if wear is None else {"lora_path": list(itertools.islice(itertools.cycle(wear), requests))}
+        if running.name not in self._with_adapters:
+            return {}
+        return {"lora_path": list(itertools.islice(itertools.cycle(WORN), requests))}
 
     # ---- servers started otherwise -----------------------------------------------------------------------------------------
 

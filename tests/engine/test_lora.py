@@ -5,6 +5,7 @@ The draft wears none, so an adapter's text is drafted worse; what is drafted aft
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import subprocess
 from collections.abc import Iterator
@@ -56,24 +57,23 @@ class Plain:
     same_prompt: Outputs
 
 
-@pytest.fixture(scope="module")
-def plain(make_server: StartServer, models: Path, lora: tuple[str, ...]) -> Plain:
-    with make_server(Config(models / "random", algorithm=None, arguments=lora, python_path=(UNPINNED,))) as server:
-        same = [ask(server, str(i), prompt, TOKENS, lora_path=adapter) for i, (prompt, adapter) in enumerate(SAME_PROMPT)]
-        return Plain(ask_all(server), [reply.body["output_ids"] for reply in same])
+@dataclass(frozen=True)
+class Engines:
+    """Ours, and what a plain one with the same adapters gave before it ended."""
+
+    ours: Server
+    plain: Plain
+    probe: Probe
 
 
 @pytest.fixture(scope="module")
-def probe(tmp_path_factory: pytest.TempPathFactory) -> Probe:
-    return Probe(tmp_path_factory.mktemp("zero"))
-
-
-@pytest.fixture(scope="module")
-def server(
-    make_server: StartServer, models: Path, lora: tuple[str, ...], plain: Plain, probe: Probe
-) -> Iterator[Server]:
+def engines(
+    make_server: StartServer, models: Path, lora: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engines]:
     """One step count beside 0: SGLang has LoRA without its adaptive controller alone."""
-    config = Config(
+    probe = Probe(tmp_path_factory.mktemp("zero"))
+    stock = Config(models / "random", algorithm=None, arguments=lora, python_path=(UNPINNED,))
+    speculating = Config(
         models / "random",
         adaptive=False,
         policy=policy_json(steps=[0, 3]),
@@ -81,46 +81,54 @@ def server(
         variables=probe.variables,
         python_path=(PROBE, UNPINNED),
     )
-    with make_server(config) as server:
-        yield server
+    with contextlib.ExitStack() as stack:
+        plain, ours = servers = make_server(stock), make_server(speculating)  # they start side by side
+        for server in servers:
+            stack.push(server)
+        for server in servers:
+            server.__enter__()
+        same = [ask(plain, str(i), prompt, TOKENS, lora_path=adapter) for i, (prompt, adapter) in enumerate(SAME_PROMPT)]
+        given = Plain(ask_all(plain), [reply.body["output_ids"] for reply in same])
+        plain.__exit__()
+        yield Engines(ours, given, probe)
 
 
-def test_the_adapters_change_what_is_said(plain: Plain) -> None:
-    assert len({tuple(output) for output in plain.same_prompt}) == len(ADAPTERS)
+def test_the_adapters_change_what_is_said(engines: Engines) -> None:
+    assert len({tuple(output) for output in engines.plain.same_prompt}) == len(ADAPTERS)
 
 
-def test_armed(server: Server) -> None:
-    state = server.state()
+def test_armed(engines: Engines) -> None:
+    state = engines.ours.state()
     assert (state["armed"], state["reason"], state["ladder"]) == (True, "", [0, 3])
     assert state["zero"]["plainDecode"], state["zero"]
 
 
-def test_a_zero_phase_is_plain_decode_for_every_adapter(server: Server, plain: Plain) -> None:
-    server.set_policy(mode="Never", steps=[0, 3])
-    flush(server)
-    with count_zero_rounds(server) as rounds:
-        outputs = ask_all(server)
-    assert outputs == plain.outputs
+def test_a_zero_phase_is_plain_decode_for_every_adapter(engines: Engines) -> None:
+    engines.ours.set_policy(mode="Never", steps=[0, 3])
+    flush(engines.ours)
+    with count_zero_rounds(engines.ours) as rounds:
+        outputs = ask_all(engines.ours)
+    assert outputs == engines.plain.outputs
     assert set(rounds) == {Outcome.KV_ONLY, Outcome.PROMPT}, rounds
 
 
-def test_outputs_and_drafts_while_steps_come_and_go(server: Server, plain: Plain, probe: Probe) -> None:
-    server.set_policy(mode="Always", steps=[0, 3])
-    always = record(server, plain, probe)
-    with count_zero_rounds(server) as rounds:
-        toggled = record(server, plain, probe, every=3)
+def test_outputs_and_drafts_while_steps_come_and_go(engines: Engines) -> None:
+    engines.ours.set_policy(mode="Always", steps=[0, 3])
+    always = record(engines)
+    with count_zero_rounds(engines.ours) as rounds:
+        toggled = record(engines, every=3)
     assert set(rounds) <= {Outcome.KV_ONLY, Outcome.BRIDGE, Outcome.PROMPT}, rounds
     assert min(rounds[Outcome.KV_ONLY], rounds[Outcome.BRIDGE]) >= 8, rounds
     after, other = compare(toggled, always)
     assert after[True] > 20, (after, other)
     assert (after[False], other[False]) == (0, 0), (after, other)
-    cold = record(server, plain, probe, every=3, cold="rounds")
+    cold = record(engines, every=3, cold="rounds")
     after, other = compare(cold, always)
     assert after[False] > after[True], f"the test can't tell a cold draft: {after}, {other}"
 
 
-def record(server: Server, plain: Plain, probe: Probe, **plan: object) -> Record:
-    flush(server)
-    with probe.recording(**plan) as made:
-        assert ask_all(server) == plain.outputs
+def record(engines: Engines, **plan: object) -> Record:
+    flush(engines.ours)
+    with engines.probe.recording(**plan) as made:
+        assert ask_all(engines.ours) == engines.plain.outputs
     return made
