@@ -1,4 +1,4 @@
-"""Builds `.gpu/`: all that a GPU machine without a network lacks for running SGLang 0.5.17 with our plugin from this repository.
+"""Builds `.gpu/`: all that a GPU machine without a network lacks for running SGLang with our plugin from this repository.
 
     benchmarks/gpu/make_carry [--sglang 0.5.23] [--kernels JIT.tar.xz]
 

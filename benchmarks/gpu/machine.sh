@@ -1,6 +1,7 @@
 # Sourced from the repository's root on the GPU machine: unpacks .gpu/ once and sets the environment for SGLang.
 began=$(date +%s)
-CARRY=$PWD/.gpu SITE=/tmp/site KERNELS=/tmp/kernels
+CARRY=$PWD/.gpu KERNELS=/tmp/kernels
+SITE=/tmp/site-$(sha256sum < $CARRY/site.tar.xz | cut -c1-12)
 mkdir -p $SITE $KERNELS
 ( python3 -V; nvidia-smi -L; nproc; free -g | head -2; df -h /tmp /dev/shm | tail -2; nvcc --version | tail -2 ) > "$1/machine.txt" 2>&1
 unpack() { tar -xJf "$1" -C "$2" 2>/dev/null || python3 -c "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])" "$1" "$2"; }

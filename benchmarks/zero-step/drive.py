@@ -161,7 +161,8 @@ class Benchmark:
         session, plan = self.session, self.plan
         # 1. One large server has the machine to itself while it starts: what its graphs take is told then.
         alone = self.our_server(plan.backends[0])
-        session.fleet.start([alone], min(session.end - 60, time.monotonic() + plan.start_seconds))
+        session.fleet.launch([alone])
+        session.fleet.wait_for([alone.name], min(session.end - 60, time.monotonic() + plan.start_seconds))
         trained = [self.trained_server(name) for name in plan.backends]
         pair = [self.two_gpu_server(plan.backends[0])] if visible_gpus() > 1 else []
         variants = [self.variant(name, arguments) for name, arguments in plan.variants]

@@ -26,7 +26,7 @@ WORDS = {
 
 OF_LORA = {
     "ours": "ours",
-    "without-capturing": "ours, SGLang's buffers not put back (must fail)",
+    "without-capturing": "ours, SGLang's buffers not put back (must fail with drafts)",
     "without-in_place": "ours, its own buffers not put in place (must fail)",
 }
 
@@ -251,7 +251,7 @@ def compared_table(compared: dict[str, Any]) -> str:
 
 def later_markdown(raw: dict[str, Any]) -> str:
     """What one run of a later release showed: whatever of it was run there."""
-    parts = [f"\n## SGLang {raw['machine']['sglang']}, {'with LoRA' if raw.get('lora') else 'without'}\n"]
+    parts = [f"\n## SGLang {raw['machine']['sglang']}, {'with LoRA' if raw.get('lora') else 'without LoRA'}\n"]
     if raw.get("lora"):
         parts += ["Two adapters and none by turns in one batch, trained pair:\n", lora_table(raw["lora"])]
     cells = Cells(raw["cells"])
@@ -268,11 +268,13 @@ def later_markdown(raw: dict[str, Any]) -> str:
     if raw["variants"]:
         parts += ["\nStarted otherwise, trained pair:\n", compared_table(raw["variants"])]
     if raw["acceptance"]:
-        ratios = [f"{acceptance_ratio(raw, turn):.3f} in the {turn} turn" for turn in ("first", "second")]
+        ratios = [f"{show(acceptance_ratio(raw, turn), None, '.3f')} in the {turn} turn" for turn in ("first", "second")]
         parts.append(f"\nAccepted drafts after a zero phase ÷ always speculating: {', '.join(ratios)}.\n")
     graphs = graphs_of(raw["reports"].get("ours-fa3", {}).get("atStart", {}))
     if graphs:
         parts.append(f"\nGraphs of the zero step, 8B model: {graphs['seconds']} s.\n")
+    if raw["leftOut"]:
+        parts.append(f"\nLeft out for time: {', '.join(raw['leftOut'])}.\n")
     return "\n".join(parts)
 
 

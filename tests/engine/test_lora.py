@@ -1,5 +1,7 @@
 """Zero steps on an engine with LoRA: each request goes on wearing its own adapter, or none, whatever kind of round it is in.
 
+On a CPU there are no graphs, and so none of the buffers that zero/lora.py keeps apart: those are a GPU's to show.
+
 The draft wears none, so an adapter's text is drafted worse; what is drafted after zero rounds is compared all the same.
 """
 

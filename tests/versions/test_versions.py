@@ -146,6 +146,7 @@ READ_EVERYWHERE = (
     ("managers/io_struct.py", "class DumperControlReqOutput(BaseReq"),
     ("managers/tokenizer_control_mixin.py", "async def dumper_control("),
     ("speculative/adaptive_runtime_state.py", "self._states: dict[int, SpecRuntimeState]"),
+    ("lora/backend/base_backend.py", "def is_moe_lora(self)"),
     ("entrypoints/http_server.py", "def get_global_state()"),
     ("entrypoints/http_server.py", "app = FastAPI("),
 )
@@ -205,13 +206,19 @@ def test_older_releases_publish_no_context_in_the_http_process(whole_text: dict[
     assert 'role="launcher")' not in whole_text["0.5.17"]
 
 
-def test_capturing_replaces_loras_graph_buffers_and_nothing_else(sources: Path) -> None:
+_RESIZES = {"init_dp_attention_cuda_graph_batch_info", "resize_cuda_graph_moe_buffers"}
+"""Further work of a capture on LoRA's backend: data-parallel attention and adapters of experts, both refused."""
+
+
+def test_what_a_capture_replaces_of_lora_is_told_by_its_name(sources: Path) -> None:
     """`zero/lora.py` tells by their name what a capture put in the place of SGLang's own."""
     directory = sources / "sglang" / "srt" / "lora"
     replaced: dict[str, set[str]] = {}
     for file in (directory / "lora_manager.py", *directory.glob("backend/*_backend.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef) and re.fullmatch("init_(decode_)?cuda_graph_batch_info", node.name):
+                called = {each.func.attr for each in ast.walk(node) if is_call_of(each, "self.lora_backend")}
+                assert called <= {node.name, *_RESIZES}
                 stored = (each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
                 replaced.setdefault(file.stem, set()).update(ast.unparse(each) for each in stored)
     of_npus = replaced.pop("ascend_backend")
@@ -220,6 +227,10 @@ def test_capturing_replaces_loras_graph_buffers_and_nothing_else(sources: Path) 
     names = set().union(*replaced.values()) - {"batch.tokens_per_request"}  # triton_v2: of a buffer that is new itself
     assert names
     assert [name for name in names if not (name.startswith("self.") and GRAPH_BUFFERS in name)] == []
+
+
+def is_call_of(node: ast.AST, owner: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == owner
 
 
 # ---- a release that changed -----------------------------------------------------------------------------------------------

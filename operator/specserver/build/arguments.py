@@ -6,8 +6,8 @@ argparse itself, given that table, does the rest, so abbreviations, `--flag=valu
 they mean in the engine. The same parser finds options of the operator's under any spelling: `--max-run 4` is
 `--max-running-requests 4`, and that has a field of its own.
 
-Not seen: what SGLang refuses after parsing (combinations of options but LoRA's, files that are not there), and values that
-Kubernetes puts in for `$(NAME)`. A release without a table is not checked, and the condition says so.
+Not seen: what SGLang refuses after parsing (combinations of options but LoRA beside a ladder, files that are not there), and
+values that Kubernetes puts in for `$(NAME)`. A release without a table is not checked, and the condition says so.
 
 Rejected: SGLang in the operator's image, which is 3 GB of torch for one parser of one release; and a Job that runs each
 engine image once, which needs the image on a node and a right to make pods.
@@ -125,10 +125,11 @@ def _find_lora_problem(server: SpeculativeServer, release: str, given: Mapping[s
     """SGLang ends at start where LoRA meets a speculation that it doesn't go with (`arg_groups/lora_hook.py`)."""
     if not (given.get("enable_lora") or given.get("lora_paths")) or wanted_draft(server) is None:
         return ""
+    highest = server.spec.speculation.ladder[-1]
     if release in _RELEASES_WITHOUT_LORA_DRAFTS:
-        return f"engine.args: SGLang {release} has no LoRA beside speculation: use an image of a later release, or mode Never"
+        later = f"use an image of a later release with speculation.steps [0, {highest}], or mode Never"
+        return f"engine.args: SGLang {release} has no LoRA beside speculation: {later}"
     if adaptive_rungs(server) is not None:
-        highest = server.spec.speculation.ladder[-1]
         return f"engine.args: SGLang has LoRA beside one step count above 0 alone: set speculation.steps to [0, {highest}]"
     return ""
 

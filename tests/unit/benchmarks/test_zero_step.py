@@ -130,9 +130,10 @@ def test_how_far_outputs_are_alike() -> None:
 def test_a_later_release_is_shown_with_what_was_run_of_it() -> None:
     arms = {"0 steps": {"equalPlain": "12/12", "alike": 1.0, "equalStock": "12/12"}}
     lora = {"csgmv": {"stock": {"equalPlain": "12/12", "alike": 1.0}, "ours-csgmv": arms, "without-in_place-csgmv": arms}}
-    empty = {"cells": [], "variants": {}, "acceptance": [], "reports": {}}
+    empty = {"cells": [], "variants": {}, "acceptance": [], "reports": {}, "leftOut": ["lora C=128"]}
     text = report.later_markdown({**empty, "machine": {"sglang": "0.5.20"}, "lora": lora})
     assert text.startswith("\n## SGLang 0.5.20, with LoRA\n")
     assert "| ours | csgmv | 0 steps | 12/12 | 1.0 | 12/12 |" in text
     assert "| ours, its own buffers not put in place (must fail) | csgmv | 0 steps |" in text
+    assert "Left out for time: lora C=128." in text
     assert "Speed" not in text

@@ -130,7 +130,11 @@ LORA: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("arguments", [("--lora-paths", "a=/adapters/a"), ("--enable-lora", "--max-lora-rank", "8")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--lora-paths", "a=/adapters/a"), ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "all")],
+    ids=["paths", "loaded later"],
+)
 @pytest.mark.parametrize("case", LORA)
 def test_lora_beside_a_speculation_that_the_engine_would_end_for(case: str, arguments: tuple[str, ...]) -> None:
     release, changes, says = LORA[case]

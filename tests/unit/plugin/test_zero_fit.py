@@ -67,6 +67,10 @@ def setting(of: Callable[[Any], Any], name: str, value: Any) -> Change:
     return lambda engine: setattr(of(engine), name, value)
 
 
+def lora_of(*, experts: bool) -> Any:
+    return SimpleNamespace(lora_backend=SimpleNamespace(is_moe_lora=experts))
+
+
 HybridPool = type("HybridReqToTokenPool", (), {})
 
 OBSTACLES: list[tuple[Change, str]] = [
@@ -74,6 +78,7 @@ OBSTACLES: list[tuple[Change, str]] = [
     (setting(target_of, "req_to_token_pool", named("HybridMambaPool", HybridPool)), "recurrent layers"),
     (setting(target_of, "model_config", SimpleNamespace(is_encoder_decoder=True)), "encoder-decoder"),
     (setting(target_of, "hisparse_coordinator", object()), "hierarchical sparse attention"),
+    (setting(target_of, "lora_manager", lora_of(experts=True)), "LoRA on experts"),
     (setting(lambda engine: engine._draft_worker, "seed_dsa_topk_from_draft_extend", True), "indexer's choice"),
 ]
 
@@ -116,9 +121,10 @@ def test_another_worker_does_not_fit() -> None:
     )
 
 
-def test_lora_is_no_obstacle() -> None:
+@pytest.mark.parametrize(("device", "experts"), [("cuda", False), ("cpu", False), ("cpu", True)])
+def test_other_lora_is_no_obstacle(device: str, experts: bool) -> None:
     engine = worker()
-    target_of(engine).lora_manager = object()
+    target_of(engine).device, target_of(engine).lora_manager = device, lora_of(experts=experts)
     assert find_obstacle(engine) is None
 
 

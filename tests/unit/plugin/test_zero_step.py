@@ -223,17 +223,46 @@ def test_a_round_puts_back_every_field_whatever_happened(monkeypatch: pytest.Mon
 
 
 def test_a_runner_gets_its_backend_and_graphs_back() -> None:
-    target = SimpleNamespace(attn_backend="verify", decode_cuda_graph_runner="verify graphs")
-    own = graphs.Graphs("plain", "plain graphs", LoraBuffers(target), None, decode_graphs=1, seconds=0, gigabytes=0)
+    backend = SimpleNamespace(cuda_graph_batch_info="verify's adapters")
+    manager = SimpleNamespace(lora_backend=backend, max_bs_in_cuda_graph=256)
+    target = SimpleNamespace(attn_backend="verify", decode_cuda_graph_runner="verify graphs", lora_manager=manager)
+    lora = LoraBuffers(target)
+    with lora.capturing():
+        backend.cuda_graph_batch_info = "plain's adapters"
+    own = graphs.Graphs("plain", "plain graphs", lora, None, decode_graphs=1, seconds=0, gigabytes=0)
 
     def fail() -> None:
         with PlainDecode(worker(), Dialect("0.5.23"), own, None)._plain(target):
             assert (target.attn_backend, target.decode_cuda_graph_runner) == ("plain", "plain graphs")
+            assert backend.cuda_graph_batch_info == "plain's adapters"
             raise ValueError("forward")
 
     with pytest.raises(ValueError, match="forward"):
         fail()
     assert (target.attn_backend, target.decode_cuda_graph_runner) == ("verify", "verify graphs")
+    assert backend.cuda_graph_batch_info == "verify's adapters"
+
+
+def test_capturing_leaves_sglangs_lora_buffers_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SimpleNamespace(cuda_graph_batch_info="verify's adapters")
+    made = worker()
+    made._target_worker = SimpleNamespace(
+        model_runner=SimpleNamespace(
+            decode_cuda_graph_runner="verify graphs", lora_manager=SimpleNamespace(lora_backend=backend)
+        )
+    )
+
+    def capture(target: Any, attention: Any) -> Any:
+        backend.cuda_graph_batch_info = "plain's adapters"
+        return SimpleNamespace(backend=None, capture_bs=[1, 2])
+
+    monkeypatch.setattr(graphs, "_build_attention", lambda target: "plain")
+    monkeypatch.setattr(graphs, "_build_decode_runner", capture)
+    monkeypatch.setattr(graphs, "_free_bytes", lambda: 0)
+    built = graphs.build_graphs(made, Dialect("0.5.23"), draft_kv=False)
+    assert backend.cuda_graph_batch_info == "verify's adapters"
+    with built.lora.in_place():
+        assert backend.cuda_graph_batch_info == "plain's adapters"
 
 
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.20", "0.5.22", "0.5.23"])

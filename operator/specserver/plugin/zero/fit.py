@@ -48,6 +48,9 @@ def find_obstacle(worker: Any) -> str | None:
         return "hierarchical sparse attention is not supported"
     if getattr(worker._draft_worker, "seed_dsa_topk_from_draft_extend", False):
         return "a draft that reuses the indexer's choice of its last extend is not supported"
+    lora = getattr(target, "lora_manager", None)
+    if device == "cuda" and lora is not None and lora.lora_backend.is_moe_lora:
+        return "LoRA on experts is not supported on a GPU: capturing plain decode would resize what verify graphs read"
     return None
 
 

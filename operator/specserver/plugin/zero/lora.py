@@ -7,7 +7,8 @@ fills. So the zero step keeps the set of its own graphs apart: SGLang's is back 
 step's stands there while a zero round is prepared and run.
 
 Adapters and the scratch memory of their kernels are the engine's: a zero round and a verify round never run at the same time.
-The draft wears no adapter (SGLang's own rule).
+The draft wears no adapter (SGLang's own rule). Adapters of experts are refused (`fit.py`): their scratch buffers are resized by a
+capture, under the verify graphs that read them.
 """
 
 from __future__ import annotations
