@@ -78,6 +78,15 @@ def compare(record: Record, reference: Record) -> tuple[Counter[bool], Counter[b
     return after, other
 
 
+def check_drafts(always: Record, toggled: Record, cold: Record) -> None:
+    """What is drafted after zero rounds is what a server drafts that always speculates, and a cold draft would show."""
+    after, other = compare(toggled, always)
+    assert after[True] > 20, (after, other)
+    assert (after[False], other[False]) == (0, 0), (after, other)
+    after, other = compare(cold, always)
+    assert after[False] > after[True], f"the test can't tell a cold draft: {after}, {other}"
+
+
 def zero_rounds(server: Server) -> Counter[str]:
     """How rounds in and out of zero steps ran so far."""
     return Counter(server.state()["zero"]["rounds"])
@@ -98,11 +107,13 @@ def ask(server: Server, request: str, prompt: Sequence[int], tokens: int, **furt
     return server.call("POST", "/generate", body, key=server.config.api_key)
 
 
-def ask_all(server: Server, prompts: Sequence[Sequence[int]], tokens: int, concurrency: int) -> list[list[int]]:
-    """Requests named by their place, so that records of different runs can be compared."""
+def ask_all(
+    server: Server, prompts: Sequence[Sequence[int]], tokens: int, concurrency: int, adapters: Sequence[str | None] = (None,)
+) -> list[list[int]]:
+    """Requests named by their place, so that records of different runs can be compared. They wear the LoRA adapters by turns."""
 
     def one(number: int) -> list[int]:
-        reply = ask(server, f"request-{number}", prompts[number], tokens)
+        reply = ask(server, f"request-{number}", prompts[number], tokens, lora_path=adapters[number % len(adapters)])
         assert reply.status == 200, reply
         output: list[int] = reply.body["output_ids"]
         return output
